@@ -1,0 +1,29 @@
+"""thinwire: data-parallel training that sends few bytes and remembers what it did not send."""
+
+from thinwire.checkpoint import merge_states as merge_states
+from thinwire.compressors import QSGD as QSGD
+from thinwire.compressors import Compressor as Compressor
+from thinwire.compressors import Contractive as Contractive
+from thinwire.compressors import HardThreshold as HardThreshold
+from thinwire.compressors import Identity as Identity
+from thinwire.compressors import Natural as Natural
+from thinwire.compressors import RandK as RandK
+from thinwire.compressors import ScaledSign as ScaledSign
+from thinwire.compressors import Strom as Strom
+from thinwire.compressors import TopK as TopK
+from thinwire.engines.ddp import Handle as Handle
+from thinwire.engines.ddp import attach as attach
+from thinwire.engines.simulate import Simulation as Simulation
+from thinwire.engines.simulate import simulate as simulate
+from thinwire.feedback import EF21 as EF21
+from thinwire.feedback import EF21SGDM as EF21SGDM
+from thinwire.feedback import EControl as EControl
+from thinwire.feedback import EF21Plus as EF21Plus
+from thinwire.feedback import Feedback as Feedback
+from thinwire.feedback import MemSGD as MemSGD
+from thinwire.feedback import Plain as Plain
+from thinwire.feedback import Route as Route
+from thinwire.layout import Layout as Layout
+from thinwire.ops import Key as Key
+from thinwire.schedule import Warmup as Warmup
+from thinwire.spec import parse as parse

@@ -1,0 +1,13 @@
+"""Compressors: frozen, stateless maps from a vector to a message, one file each."""
+
+from thinwire.compressors.base import Compressor as Compressor
+from thinwire.compressors.base import Unbiased as Unbiased
+from thinwire.compressors.contractive import Contractive as Contractive
+from thinwire.compressors.identity import Identity as Identity
+from thinwire.compressors.natural import Natural as Natural
+from thinwire.compressors.qsgd import QSGD as QSGD
+from thinwire.compressors.randk import RandK as RandK
+from thinwire.compressors.sign import ScaledSign as ScaledSign
+from thinwire.compressors.threshold import HardThreshold as HardThreshold
+from thinwire.compressors.threshold import Strom as Strom
+from thinwire.compressors.topk import TopK as TopK

@@ -1,0 +1,50 @@
+"""A frozen, stateless map from a vector to a message, with a claim about how close the message comes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from thinwire.errors import ConfigError
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+from thinwire.text import Named
+
+
+class Compressor(Named, ABC):
+    """C(x), taken within each piece of the layout, deterministic given the key.
+
+    Every compressor claims a contraction: E|C(x) - x|^2 <= (1 - delta(numel)) |x|^2. An unbiased one also claims a
+    variance: E C(x) = x and E|C(x) - x|^2 <= omega(numel) |x|^2; its delta is then 1 - omega, which may be negative
+    (not a contraction: see `Contractive`).
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
+        """Compress x, which is laid out as `layout` says; x is left as it is."""
+
+    @abstractmethod
+    def delta(self, numel: int) -> float:
+        """The claimed contraction for a piece of `numel` numbers, at its least over all steps."""
+
+    def omega(self, numel: int) -> float | None:
+        """The claimed variance for a piece of `numel` numbers, or None for a biased compressor."""
+        return None
+
+
+class Unbiased(Compressor):
+    """A compressor with E C(x) = x."""
+
+    @abstractmethod
+    def omega(self, numel: int) -> float: ...
+
+    def delta(self, numel: int) -> float:
+        return 1.0 - self.omega(numel)
+
+
+def check(holds: bool, problem: str) -> None:
+    """Raise a `ConfigError` unless the bound holds."""
+    if not holds:
+        raise ConfigError(problem)

@@ -1,0 +1,39 @@
+"""An unbiased compressor made a contraction by scaling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors.base import Compressor, Unbiased, check
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class Contractive(Compressor):
+    """C(x) = Q(x / (1 + omega)) for an unbiased Q: a contraction with delta = 1 / (1 + omega) (Richtarik et al. 2021,
+    section 1).
+
+    E|Q(ax) - x|^2 <= (omega a^2 + (1 - a)^2) |x|^2 = omega / (1 + omega) |x|^2 at a = 1 / (1 + omega), whether or not
+    Q is homogeneous.
+    """
+
+    compressor: Unbiased
+    name: ClassVar[str] = "contractive"
+
+    def __post_init__(self) -> None:
+        unbiased = isinstance(self.compressor, Unbiased)
+        check(unbiased, f"contractive scales an unbiased compressor (qsgd, natural, identity), got {self.compressor}")
+
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
+        scaled = x.clone()
+        for piece, view in layout.views(scaled):
+            view.mul_(self.delta(piece.numel))
+        return self.compressor(scaled, layout, key)
+
+    def delta(self, numel: int) -> float:
+        return 1.0 / (1.0 + self.compressor.omega(numel))

@@ -1,0 +1,26 @@
+"""No compression: every number, in full precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors.base import Unbiased
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Dense
+
+
+@dataclass(frozen=True)
+class Identity(Unbiased):
+    """C(x) = x; delta = 1, omega = 0."""
+
+    name: ClassVar[str] = "identity"
+
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Dense:
+        return Dense(x.clone())
+
+    def omega(self, numel: int) -> float:
+        return 0.0

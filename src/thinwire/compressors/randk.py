@@ -1,0 +1,73 @@
+"""k numbers drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.compressors.base import Compressor, check
+from thinwire.compressors.density import check_density, kept
+from thinwire.layout import Layout, Piece
+from thinwire.ops import Key, randk_indices, uniform
+from thinwire.payload import Masked, Payload, Sparse
+from thinwire.payload.values import value_format
+from thinwire.schedule import Number, at, bounds
+
+
+@dataclass(frozen=True)
+class RandK(Compressor):
+    """rand_k: keep k entries drawn uniformly without replacement, unscaled.
+
+        E|rand_k(x) - x|^2 = (1 - k/d) |x|^2            (Stich, Cordonnier and Jaggi 2018, definition 2.1)
+
+    Each worker draws a mask of its own; with `shared=True` all draw the same one, and no positions travel. A count
+    below one sends one coordinate with that probability, else nothing (remark 2.3, ultra-sparsification).
+    """
+
+    ratio: Number | None = None
+    count: float | None = None
+    shared: bool = False
+    values: str = "full"
+    name: ClassVar[str] = "randk"
+
+    def __post_init__(self) -> None:
+        check_density(self.name, self.ratio, self.count, least_count=0)
+        whole = self.count is None or self.count < 1 or float(self.count).is_integer()
+        check(whole, f"randk count must be a whole number, or a probability below one, got {self.count}")
+        check(
+            not (self.shared and value_format(self.values).drops),
+            f"randk(shared=True) sends a number for every drawn position, which values={self.values} cannot: "
+            "use full, bfloat16 or float16",
+        )
+
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
+        ratio = None if self.ratio is None else at(self.ratio, key.step)
+        draw = key.shared() if self.shared else key
+        counts = [self._count(piece, ratio, draw) for piece in layout.pieces]
+        if self.shared:
+            return Masked.of(x, layout, counts, key, value_format(self.values))
+        parts = [
+            randk_indices(draw.at(piece.index).number, piece.numel, count, x.device) + piece.offset
+            for piece, count in zip(layout.pieces, counts, strict=True)
+        ]
+        positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
+        certain = self.count is None or self.count >= 1
+        return Sparse.of(x, positions, layout, value_format(self.values), counted=certain)
+
+    def _count(self, piece: Piece, ratio: float | None, key: Key) -> int:
+        """How many numbers of a piece are sent: k, or for a count below one a coin's answer."""
+        if self.count is None or self.count >= 1 or piece.numel == 0:
+            return kept(piece.numel, ratio, self.count)
+        coin = uniform(key.at(~piece.index).number, 1, torch.float64)  # a key apart from the one that draws coordinates
+        return int(coin < self.count)
+
+    def delta(self, numel: int) -> float:
+        if numel == 0:
+            return 1.0
+        if self.count is not None and self.count < 1:
+            return value_format(self.values).keeps(self.count / numel, numel)
+        k = kept(numel, None if self.ratio is None else bounds(self.ratio)[0], self.count)
+        return value_format(self.values).keeps(k / numel, numel)

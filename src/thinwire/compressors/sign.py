@@ -1,0 +1,40 @@
+"""One bit a number and one scale a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors.base import Compressor, check
+from thinwire.layout import Layout
+from thinwire.ops import Key, block_norms
+from thinwire.payload import Signs
+
+WHOLE = (1 << 32) - 1
+"""A block length that no piece exceeds: one scale for each piece."""
+
+
+@dataclass(frozen=True)
+class ScaledSign(Compressor):
+    """C(x) = (|x|_1 / b) sign(x) within each block of b entries, sign(0) = +1 (Karimireddy et al. 2019).
+
+        |C(x) - x|^2 = (1 - |x|_1^2 / (b |x|_2^2)) |x|^2 <= (1 - 1/b) |x|^2
+
+    Without `block` a whole parameter is one block.
+    """
+
+    block: int | None = None
+    name: ClassVar[str] = "sign"
+
+    def __post_init__(self) -> None:
+        check(self.block is None or self.block >= 1, f"sign block must be at least 1, got {self.block}")
+
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Signs:
+        block = self.block or WHOLE
+        norms, lengths = block_norms(x, layout, block, order=1)
+        return Signs(x < 0, norms / lengths, layout, block)
+
+    def delta(self, numel: int) -> float:
+        return 1.0 / max(1, min(numel, self.block or numel))

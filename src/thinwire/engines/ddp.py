@@ -1,0 +1,266 @@
+"""One line for DistributedDataParallel: a comm hook that exchanges buckets through a channel."""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.channel import Channel, Outgoing
+from thinwire.checkpoint import OnResize, load_, save
+from thinwire.engines.step_sizes import StepSizes
+from thinwire.errors import AttachError, ThinwireError
+from thinwire.exchange import Group
+from thinwire.feedback import Need, Rule, as_feedback
+from thinwire.feedback.route import Route
+from thinwire.layout import Layout
+from thinwire.ledger import Ledger
+
+
+class Handle:
+    """What `attach` returns: the ledger and the state of this rank. A torch `Stateful`, for distributed checkpoints."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        channel: Channel,
+        group: Group,
+        step_sizes: StepSizes | None,
+        scaler: torch.amp.GradScaler | None,
+        nonfinite: str,
+        ledger: Ledger,
+    ) -> None:
+        self.channel, self.ledger = channel, ledger
+        self._group, self._step_sizes, self._scaler, self._nonfinite = group, step_sizes, scaler, nonfinite
+        self._names = {id(parameter): name for name, parameter in _trained(ddp).items()}
+        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._error: ThinwireError | None = None
+        self._unfinished = False
+        self._used: set[str] | None = None
+        if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
+            self._used = set()
+            for name, parameter in _trained(ddp).items():
+                hook = parameter.register_post_accumulate_grad_hook
+                hook(lambda _, name=name: self._mark(name))  # type: ignore[no-untyped-call]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force."""
+        return self.channel.rule
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state. Every rank must save its own: memories differ from rank to rank."""
+        self._settle()
+        return save(self.channel)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
+        """Load this rank's state, or the merged states of another number of ranks (see `merge_states`)."""
+        self._settle()
+        load_(self.channel, state, on_resize)
+
+    def exchange(self, bucket: GradBucket) -> Future[Tensor]:
+        """Exchange one bucket: what the comm hook does."""
+        if bucket.index() == 0:
+            self._settle()
+        flat = bucket.buffer()
+        layout = self._layout(bucket)
+        sent = self.channel.send(
+            layout,
+            flat,
+            step_sizes=self._step_sizes.now() if self._step_sizes else None,
+            scale=float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0,
+            used=self._used_somewhere(layout, flat.device),
+            measure=self.ledger.due(self.channel.step),
+        )
+        arrived, traffic = self._group.gather(sent.message, fixed=sent.fixed)
+        self.ledger.add(traffic, layout.numel, sent.norms)
+        if bucket.is_last():
+            self._finish_after_backward()
+        return arrived.then(lambda done: self._receive(sent, done, flat))
+
+    def _layout(self, bucket: GradBucket) -> Layout:
+        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        if names not in self._layouts:
+            self._layouts[names] = self.channel.layout(names)
+        return self._layouts[names]
+
+    def _mark(self, name: str) -> None:
+        assert self._used is not None
+        self._used.add(name)
+
+    def _used_somewhere(self, layout: Layout, device: torch.device) -> Sequence[bool] | None:
+        """Which parameters some rank used this step; DDP drops the result of the others, so nothing is sent for them."""
+        if self._used is None:
+            return None
+        marks = torch.tensor([piece.name in self._used for piece in layout.pieces], device=device)
+        return [bool(mark) for mark in self._group.any(marks).tolist()]
+
+    def _receive(self, sent: Outgoing, done: Future[list[Tensor]], flat: Tensor) -> Tensor:
+        """The exchanged gradient. An error is kept for the end of the backward pass, where its type survives."""
+        try:
+            return self.channel.receive(sent, done.value(), flat)
+        except ThinwireError as error:
+            self._error = self._error or error
+            return flat.fill_(float("nan"))
+
+    def _finish_after_backward(self) -> None:
+        """Call `finish` once DDP has waited for every bucket and written the gradients.
+
+        Callbacks at the end of a backward pass run in order, and DDP queues its own after this hook returns: so ours
+        queues a second one. Under `ddp.join()` a rank that ran out of data calls the hook outside any backward pass;
+        `_settle` finishes for it.
+        """
+        engine: Any = Variable._execution_engine
+        if torch._C._current_graph_task_id() == -1:
+            self._unfinished = True
+        else:
+            engine.queue_callback(lambda: engine.queue_callback(self._finish))
+
+    def _settle(self) -> None:
+        """Finish a joined rank's last step; undo a step whose backward pass broke off."""
+        if self._unfinished:
+            self._unfinished = False
+            self._finish()
+        self.channel.abandon()
+
+    def _finish(self) -> None:
+        error, self._error = self._error, None
+        if self._used is not None:
+            self._used.clear()
+        if error is not None:
+            self.channel.abandon()
+            self.ledger.finish(skipped=True)
+            raise error
+        fault = self.channel.finish()
+        self.ledger.finish(skipped=fault is not None)
+        if fault is not None and self._nonfinite == "raise":
+            raise fault
+
+
+def comm_hook(handle: Handle, bucket: GradBucket) -> Future[Tensor]:
+    """The hook that DDP calls for each bucket; all is in the handle."""
+    return handle.exchange(bucket)
+
+
+def attach(
+    ddp: torch.nn.Module,
+    rule: Rule,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    seed: int = 0,
+    ledger_every: int = 10,
+) -> Handle:
+    """Make a DistributedDataParallel model exchange its gradients by `rule`, and return the handle.
+
+    Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs;
+    `scaler` the loss scale, if there is one. A gradient with NaN or infinity on any rank raises `NonFiniteGradient`
+    on all at the end of `backward()`, or with `nonfinite="skip"` gives NaN gradients, so that the scaler skips the
+    step; either way no state advances.
+    """
+    module = _unwrapped(ddp)
+    made: Handle | ThinwireError
+    try:
+        _check_module(module)
+        made = _handle(module, rule, optimizer, scaler, nonfinite, seed, ledger_every)
+    except ThinwireError as error:
+        made = error
+    handle = _agreed(Group(module.process_group), made, nonfinite)
+    module.register_comm_hook(handle, comm_hook)
+    return handle
+
+
+def _handle(
+    ddp: DistributedDataParallel,
+    rule: Rule,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
+    nonfinite: str,
+    seed: int,
+    ledger_every: int,
+) -> Handle:
+    if nonfinite not in ("raise", "skip"):
+        raise AttachError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
+    rule = rule if isinstance(rule, Route) else as_feedback(rule)
+    group = Group(ddp.process_group)
+    parameters = _trained(ddp)
+    channel = Channel(rule, parameters, rank=group.rank, size=group.size, seed=seed)
+    step_sizes = StepSizes(parameters, optimizer) if optimizer is not None else None
+    if step_sizes is None and Need.STEP_SIZE in channel.needs:
+        raise AttachError(
+            f"{rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: attach(ddp, rule, optimizer)"
+        )
+    return Handle(ddp, channel, group, step_sizes, scaler, nonfinite, Ledger(group.size, every=ledger_every))
+
+
+def _trained(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP exchanges, by the names they have in the plain module (torch.compile adds a prefix)."""
+    return {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+
+
+def _unwrapped(ddp: torch.nn.Module) -> DistributedDataParallel:
+    """The DDP model itself, also from inside torch.compile(ddp)."""
+    module = getattr(ddp, "_orig_mod", ddp)
+    if not isinstance(module, DistributedDataParallel):
+        raise AttachError(
+            "attach takes a torch.nn.parallel.DistributedDataParallel, "
+            f"got {type(module).__name__}: wrap the model first, DDP(model)"
+        )
+    return module
+
+
+def _check_module(ddp: DistributedDataParallel) -> None:
+    if getattr(ddp, "_use_python_reducer", False):
+        raise AttachError(
+            "torch's experimental python_reducer calls hooks parameter by parameter, outside DDP's buckets, which thinwire "
+            'does not serve: set torch._dynamo.config.optimize_ddp = "ddp_optimizer" (the default) before building DDP'
+        )
+    if getattr(ddp, "_comm_hooks", []):
+        raise AttachError("this DDP model has a comm hook already, and DDP takes only one: build a new DDP model")
+
+
+def _description(handle: Handle, nonfinite: str) -> dict[str, str]:
+    """What must be the same on every rank, as texts that an error can show."""
+    channel = handle.channel
+    shapes = {f"parameter {n!r}": f"{list(i.shape)} {i.dtype}" for n, i in channel.parameters.items()}
+    return {"rule": str(channel.rule), "seed": str(channel.seed), "nonfinite": nonfinite, **shapes}
+
+
+def _agreed(group: Group, made: Handle | ThinwireError, nonfinite: str) -> Handle:
+    """This rank's handle; raises on every rank if one has a problem of its own, or if two describe different runs."""
+    mine = _description(made, nonfinite) if isinstance(made, Handle) else {}
+    answers = group.agree((str(made) if isinstance(made, ThinwireError) else None, mine))
+    if isinstance(made, ThinwireError):
+        raise made
+    for rank, (trouble, _) in enumerate(answers):
+        if trouble is not None:
+            raise AttachError(f"rank {rank} could not attach: {trouble}")
+    _check_same([description for _, description in answers])
+    return made
+
+
+def _check_same(descriptions: Sequence[Mapping[str, str]]) -> None:
+    first = descriptions[0]
+    for rank, theirs in enumerate(descriptions):
+        if theirs != first:
+            what = next(key for key in {**first, **theirs} if first.get(key) != theirs.get(key))
+            raise AttachError(
+                f"ranks differ in {what}: rank 0 has {first.get(what, 'none')}, "
+                f"rank {rank} has {theirs.get(what, 'none')}. Give every rank the same rule and the same model"
+            )
+        if list(theirs) != list(first):
+            raise AttachError(
+                f"rank {rank} holds the same parameters as rank 0 in another order: "
+                "build the model the same way on every rank"
+            )

@@ -1,0 +1,40 @@
+"""The step size of every parameter, read from an optimizer's parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import AttachError
+
+
+class StepSizes:
+    """Parameter name -> learning rate of its group, as it stands now."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        self._optimizer = optimizer
+        self._group_of: dict[str, int] = {}
+        for place, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) in names:
+                    self._group_of[names[id(parameter)]] = place
+                elif parameter.requires_grad:
+                    raise AttachError(
+                        f"the optimizer's group {place} holds a parameter of shape {tuple(parameter.shape)} that is not the "
+                        "model's: build the optimizer from the parameters of this very model"
+                    )
+        missing = sorted(parameters.keys() - self._group_of.keys())
+        if missing:
+            raise AttachError(
+                f"the optimizer does not hold {len(missing)} of the model's parameters, such as {missing[0]!r}: "
+                "their step sizes are unknown. Give them to the optimizer, or set requires_grad=False before wrapping "
+                "the model"
+            )
+
+    def now(self) -> dict[str, float]:
+        """The present step sizes."""
+        sizes = [float(group["lr"]) for group in self._optimizer.param_groups]
+        return {name: sizes[place] for name, place in self._group_of.items()}

@@ -1,0 +1,68 @@
+"""Typed errors: each message says the value it met, the bound it broke and the remedy."""
+
+from __future__ import annotations
+
+
+class ThinwireError(Exception):
+    """Base of every error that thinwire raises on purpose."""
+
+
+class ConfigError(ThinwireError, ValueError):
+    """A value given by the user is out of its bounds."""
+
+
+class SpecError(ConfigError):
+    """A method's text cannot be read; the message carries a caret under the place.
+
+    >>> print(SpecError("ef21(topk(2))", 5, "topk ratio must lie in (0, 1], got 2"))
+    topk ratio must lie in (0, 1], got 2
+      ef21(topk(2))
+           ^
+    """
+
+    def __init__(self, text: str, column: int, problem: str) -> None:
+        super().__init__(f"{problem}\n  {text}\n  {' ' * column}^")
+        self.text, self.column, self.problem = text, column, problem
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, int, str]]:
+        return SpecError, (self.text, self.column, self.problem)
+
+
+class AttachError(ThinwireError, ValueError):
+    """A rule cannot be attached to this model, optimizer or group of ranks."""
+
+
+class StateError(ThinwireError, ValueError):
+    """A saved state does not fit; nothing was changed."""
+
+
+class WireError(ThinwireError, ValueError):
+    """A message is damaged, truncated, or was made for another method or layout."""
+
+
+class BackendError(ThinwireError, RuntimeError):
+    """An optional back-end or package was asked for and is not there."""
+
+
+class DataError(ThinwireError, ValueError):
+    """A data file is missing, truncated or malformed."""
+
+
+class RecordError(ThinwireError, ValueError):
+    """A run's record is missing, truncated or malformed."""
+
+
+class NonFiniteGradient(ThinwireError, ArithmeticError):
+    """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
+
+    def __init__(self, rank: int | None, parameter: str, step: int) -> None:
+        where = f"rank {rank} computed" if rank is not None else "the exchanged values overflow to"
+        super().__init__(
+            f"{where} a gradient with NaN or infinity in parameter {parameter!r} at step {step}; no rank's state has "
+            'advanced. Drop the step (optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a '
+            "gradient scaler skips it"
+        )
+        self.rank, self.parameter, self.step = rank, parameter, step
+
+    def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int]]:
+        return NonFiniteGradient, (self.rank, self.parameter, self.step)

@@ -1,0 +1,102 @@
+"""Moves bytes between ranks, knowing nothing of what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+
+def allgather_bytes(nbytes: int, workers: int) -> int:
+    """Bytes that leave one worker when n workers gather messages of this size from each other: (n - 1) B."""
+    return (workers - 1) * nbytes
+
+
+def allreduce_bytes(nbytes: int, workers: int) -> int:
+    """Bytes that leave one worker in a ring all-reduce of a buffer of this size: 2 (n - 1) / n D."""
+    return 2 * (workers - 1) * nbytes // workers
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one exchange cost one worker, in bytes."""
+
+    message: int
+    """Length of this worker's own message."""
+    sent: int
+    """What left the worker: its share of the collective, padding and sizes included."""
+    received: int
+    """What arrived at the worker."""
+
+
+def _traffic(message: int, longest: int, workers: int, sizes_exchanged: bool) -> Traffic:
+    moved = allgather_bytes(longest + 8 * sizes_exchanged, workers)
+    return Traffic(message, moved, moved)
+
+
+class Loopback:
+    """n workers in one process: a gather hands every message to everyone, and counts as the real one would."""
+
+    def __init__(self, workers: int) -> None:
+        self.size = workers
+
+    def gather(self, messages: Sequence[Tensor], *, fixed: bool) -> tuple[list[Tensor], Traffic]:
+        """All messages in rank order, and what the exchange would cost worker 0."""
+        longest = max(message.numel() for message in messages)
+        return list(messages), _traffic(messages[0].numel(), longest, self.size, not fixed)
+
+
+class Group:
+    """The ranks of a torch process group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def gather(self, message: Tensor, *, fixed: bool) -> tuple[Future[list[Tensor]], Traffic]:
+        """A future of all messages in rank order. Sizes, where they may differ, are exchanged before it returns.
+
+        (Waiting for a second collective inside a future's callback hangs on gloo with several buckets in flight.)
+        """
+        sizes = [message.numel()] * self.size if fixed else self._sizes(message)
+        longest = max(sizes)
+        padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
+        gathered = padded.new_empty(self.size * longest)
+        future = _start_all_gather(gathered, padded, self.group).get_future()
+        rows = gathered.view(self.size, longest)
+        arrived = future.then(lambda done: _checked(done, [row[:size] for row, size in zip(rows, sizes, strict=True)]))
+        return arrived, _traffic(message.numel(), longest, self.size, not fixed)
+
+    def _sizes(self, message: Tensor) -> list[int]:
+        mine = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
+        every = mine.new_empty(self.size)
+        _start_all_gather(every, mine, self.group).wait()
+        return [int(size) for size in every.tolist()]
+
+    def any(self, marks: Tensor) -> Tensor:
+        """For each place, whether any rank marks it; waits for the answer."""
+        summed = marks.to(torch.int32)
+        dist.all_reduce(summed, op=dist.ReduceOp.MAX, group=self.group)
+        return summed > 0
+
+    def agree(self, item: object) -> list[Any]:
+        """Every rank's item, in rank order; waits for all."""
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.group)
+        return items
+
+
+def _checked(done: Future[Any], messages: list[Tensor]) -> list[Tensor]:
+    done.value()  # raises what the collective raised
+    return messages
+
+
+def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:
+    """The one place that names torch's gather of equal tensors, which is being renamed."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return cast(dist.Work, gather(out, mine, group=group, async_op=True))

@@ -1,0 +1,95 @@
+"""One algorithm in two halves, as the papers write it: a worker sends, the server receives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.errors import AttachError, ConfigError
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+from thinwire.text import Named
+
+State = Mapping[str, Tensor]
+"""A rule's state for one layout: slot name -> flat tensor, changed in place."""
+
+
+class Need(Enum):
+    """What a rule asks of the engine that drives it."""
+
+    STEP_SIZE = "the step size of every parameter"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named vector of a rule's state, as long as the parameters."""
+
+    name: str
+    per_worker: bool = True
+    """Each worker has its own (else it is the same on all)."""
+    copies: bool = False
+    """The slot holds one row for each worker of the group."""
+    resize: str = "average"
+    """For another number of workers: the average of the old ones, or the name of the slot to copy."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a worker wants to say this step: flat tensors of one layout."""
+
+    value: Tensor
+    """The gradient, in its true (unscaled) units."""
+    rescale: Sequence[float] | None = None
+    """Previous step size / this one, for each piece; None where no step sizes are known."""
+    first: bool = False
+    """Whether these parameters were never exchanged before."""
+
+
+class Feedback(Named, ABC):
+    """A rule: frozen; all state is passed in and changed in place."""
+
+    slots: ClassVar[tuple[Slot, ...]] = ()
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    compressor: Compressor
+
+    @abstractmethod
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        """The worker's half: advance its own slots and say what travels. `signal.value` may be overwritten."""
+
+    @abstractmethod
+    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+        """The server's half: advance the common slots and write the resulting gradient into `out`."""
+
+    def residual(self, signal: Signal, state: State) -> Tensor | None:
+        """What this worker wanted to say and has not said, after `send`; None where the rule forgets it."""
+        return None
+
+    def admit(self, name: str, numel: int) -> None:
+        """Refuse a parameter that the rule's theory excludes."""
+        delta = self.compressor.delta(numel)
+        if delta < 0:
+            raise AttachError(
+                f"{self} needs a contraction, but {self.compressor} on parameter {name!r} ({numel} numbers) has "
+                f"variance {1 - delta:.3g} > 1 and would amplify errors: write {self.name}(contractive({self.compressor}))"
+            )
+
+
+def check_compressor(rule: Feedback) -> None:
+    """Refuse anything but a compressor in a rule's first place."""
+    if not isinstance(rule.compressor, Compressor):
+        raise ConfigError(f"{rule.name} takes a compressor such as topk(0.01), got {rule.compressor!r}")
+
+
+def mean_into(out: Tensor, payloads: Sequence[Payload]) -> Tensor:
+    """out = (1/n) sum_i c_i, added in rank order."""
+    out.zero_()
+    for payload in payloads:
+        payload.add_to(out)
+    return out.div_(len(payloads))

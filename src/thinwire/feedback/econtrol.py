@@ -1,0 +1,47 @@
+"""Error feedback with a controlled share of the accumulated error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, Slot, State
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, opening
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class EControl(Increments):
+    """EControl (Gao, Islamov and Stich 2024, algorithm 2).
+
+        c_i = C(eta e_i + grad_i - h_i);   e_i <- e_i + grad_i - h_i - c_i;   h_i <- h_i + c_i;   out = h = (1/n)
+        sum_i h_i
+
+    Theory takes eta = delta / 400; in practice it is tuned, 0.1 being common. h_i is the `local` slot.
+    """
+
+    compressor: Compressor
+    eta: float = 0.1
+    start: str = "gradient"
+    name: ClassVar[str] = "econtrol"
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("error"), LOCAL, MEAN)
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        check_eta(self.name, self.eta)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        error, local = state["error"], state["local"]
+        difference = signal.value - local
+        payload = opening(self, difference + self.eta * error, signal, layout, key)
+        payload.add_to(error.add_(difference), alpha=-1.0)
+        payload.add_to(local)
+        return payload
+
+    def residual(self, signal: Signal, state: State) -> Tensor:
+        return state["error"]

@@ -1,0 +1,47 @@
+"""EF21 on a momentum of the gradients, which removes the noise floor of mini-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, Slot, State
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, opening
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class EF21SGDM(Increments):
+    """EF21-SGDM (Fatkhullin, Tyurin and Richtarik 2023, algorithm 1).
+
+        v_i <- (1 - eta) v_i + eta grad_i;   c_i = C(v_i - g_i);   g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out
+        = g
+
+    eta is the weight of the new gradient (torch's momentum beta is 1 - eta); v_i starts as the first gradient. Run
+    the optimizer without momentum of its own: the smoothing is done here, before compression, where it helps.
+    """
+
+    compressor: Compressor
+    eta: float = 0.1
+    start: str = "gradient"
+    name: ClassVar[str] = "ef21sgdm"
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), LOCAL, MEAN)
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        check_eta(self.name, self.eta)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        momentum = state["momentum"]
+        momentum.mul_(1.0 - self.eta).add_(signal.value, alpha=1.0 if signal.first else self.eta)
+        payload = opening(self, momentum - state["local"], signal, layout, key)
+        payload.add_to(state["local"])
+        return payload
+
+    def residual(self, signal: Signal, state: State) -> Tensor:
+        return state["momentum"] - state["local"]

@@ -1,0 +1,55 @@
+"""Error feedback: send a compressed sum of all that was not sent before, keep the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Feedback, Need, Signal, Slot, State, check_compressor, mean_into
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class MemSGD(Feedback):
+    """Mem-SGD (Stich, Cordonnier and Jaggi 2018, algorithm 1, with workers averaged).
+
+        p = m + s g;   c = C(p);   m <- p - c;   x <- x - (1/n) sum_i c_i            s: step size, m: memory in update
+        units
+
+    The hook hands the optimizer a gradient, so the memory is kept as e = m / s and carried to the new step size
+    whenever it moves:
+
+        e <- (s_old / s) e + g;   c = C(e);   e <- e - c;   out = (1/n) sum_i c_i
+
+    The mass s e in update units is thus untouched by any schedule, for each parameter group by its own step size.
+    """
+
+    compressor: Compressor
+    name: ClassVar[str] = "memsgd"
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
+
+    def __post_init__(self) -> None:
+        check_compressor(self)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        error = state["error"]
+        for ratio, (_, view) in zip(signal.rescale or (), layout.views(error), strict=signal.rescale is not None):
+            if ratio != 1.0:
+                view.mul_(ratio)
+        error.add_(signal.value)
+        payload = self.compressor(error, layout, key)
+        payload.add_to(error, alpha=-1.0)
+        return payload
+
+    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, payloads)
+
+    def residual(self, signal: Signal, state: State) -> Tensor:
+        return state["error"]

@@ -1,0 +1,39 @@
+"""No feedback: what is not sent is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Feedback, Signal, State, check_compressor, mean_into
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class Plain(Feedback):
+    """Compressed gradient descent without memory: c_i = C(g_i), out = (1/n) sum_i c_i.
+
+    Sound for unbiased compressors (QSGD, natural); with a biased one it may not converge, which is what the other
+    rules mend.
+    """
+
+    compressor: Compressor
+    name: ClassVar[str] = "plain"
+
+    def __post_init__(self) -> None:
+        check_compressor(self)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.compressor(signal.value, layout, key)
+
+    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, payloads)
+
+    def admit(self, name: str, numel: int) -> None:
+        """Every parameter will do."""

@@ -1,0 +1,79 @@
+"""Which parameter owns which part of a flat buffer."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One parameter's contiguous part of a flat buffer.
+
+    `index` is the parameter's place in the model, the same on every rank and in every layout: random keys use it.
+    """
+
+    name: str
+    index: int
+    offset: int
+    shape: tuple[int, ...]
+
+    @cached_property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def part(self) -> slice:
+        return slice(self.offset, self.offset + self.numel)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named, contiguous pieces of a flat buffer, in order.
+
+    >>> layout = Layout.of([("weight", 0, (2, 3)), ("bias", 1, (2,))])
+    >>> layout.numel, layout.pieces[1].part
+    (8, slice(6, 8, None))
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @staticmethod
+    def of(parameters: Sequence[tuple[str, int, Sequence[int]]]) -> Layout:
+        """A layout of (name, index, shape) triples, packed without gaps."""
+        pieces: list[Piece] = []
+        offset = 0
+        for name, index, shape in parameters:
+            pieces.append(Piece(name, index, offset, tuple(shape)))
+            offset += pieces[-1].numel
+        return Layout(tuple(pieces))
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(piece.numel for piece in self.pieces)
+
+    @cached_property
+    def digest(self) -> int:
+        """A 32-bit number that ranks compare before they trust each other's messages."""
+        text = ";".join(f"{p.name}:{p.index}:{'x'.join(map(str, p.shape))}" for p in self.pieces)
+        return zlib.crc32(text.encode())
+
+    def whole(self) -> Layout:
+        """The same buffer as one piece: what the papers call the vector x."""
+        first = self.pieces[0].index if self.pieces else 0
+        return Layout((Piece("*", first, 0, (self.numel,)),))
+
+    def views(self, flat: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """Each piece with its one-dimensional view of `flat`."""
+        for piece in self.pieces:
+            yield piece, flat[..., piece.part]
+
+    def select(self, chosen: Sequence[bool]) -> Layout:
+        """The packed layout of the chosen pieces alone."""
+        kept = (p for p, keep in zip(self.pieces, chosen, strict=True) if keep)
+        return Layout.of([(p.name, p.index, p.shape) for p in kept])

@@ -1,0 +1,80 @@
+"""What was really sent: bytes per step, their ratio to dense training, and how much is still unsaid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from thinwire.channel import Norms
+from thinwire.exchange import Traffic, allreduce_bytes
+
+
+class Ledger:
+    """One worker's account. Bytes are counted at every step; norms are measured at every `every`-th (0: never).
+
+    `sent` is what left the worker: an all-gather of messages of B bytes among n workers sends (n - 1) B, a ring
+    all-reduce of D bytes 2 (n - 1) / n D. Ratios compare the two, so they shrink as workers are added, as the traffic
+    really does.
+    """
+
+    def __init__(self, workers: int, *, every: int = 10) -> None:
+        self.workers, self.every = workers, every
+        self.steps = 0
+        self.skipped = 0
+        self._total = dict.fromkeys(("message_bytes", "sent_bytes", "received_bytes", "numbers"), 0)
+        self._step = dict(self._total)
+        self._last = dict(self._total)
+        self._norms: dict[str, Norms] = {}
+
+    def due(self, step: int) -> bool:
+        """Whether norms are measured at this step."""
+        return self.every > 0 and step % self.every == 0
+
+    def add(self, traffic: Traffic, numbers: int, norms: Mapping[str, Norms]) -> None:
+        """Book one exchange."""
+        self._step["message_bytes"] += traffic.message
+        self._step["sent_bytes"] += traffic.sent
+        self._step["received_bytes"] += traffic.received
+        self._step["numbers"] += numbers
+        self._norms.update(norms)
+
+    def finish(self, *, skipped: bool) -> None:
+        """Close a step's account; a skipped step's bytes count, for they travelled."""
+        self._last, self._step = self._step, dict.fromkeys(self._step, 0)
+        for key, value in self._last.items():
+            self._total[key] += value
+        self.steps += 1
+        self.skipped += skipped
+
+    def summary(self) -> dict[str, float]:
+        """Totals so far, as plain numbers for any logger."""
+        return {"steps": self.steps, "skipped_steps": self.skipped, **self._account(self._total), **self._residual()}
+
+    def last_step(self) -> dict[str, float]:
+        """The last step alone, in the same terms."""
+        return {"step": self.steps - 1, **self._account(self._last), **self._residual()}
+
+    def per_parameter(self) -> dict[str, float]:
+        """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""
+        return {name: _ratio([norms]) for name, norms in self._norms.items()}
+
+    def _account(self, counts: Mapping[str, int]) -> dict[str, float]:
+        account: dict[str, float] = {key: counts[key] for key in ("message_bytes", "sent_bytes", "received_bytes")}
+        for label, width in (("fp32", 4), ("bf16", 2)):
+            dense = allreduce_bytes(width * counts["numbers"], self.workers)
+            account[f"dense_{label}_bytes"] = dense
+            account[f"ratio_{label}"] = dense / account["sent_bytes"] if account["sent_bytes"] else math.nan
+        return account
+
+    def _residual(self) -> dict[str, float]:
+        return {"residual_ratio": _ratio(list(self._norms.values()))}
+
+
+def _ratio(norms: list[Norms]) -> float:
+    """sqrt(sum of squared residuals / sum of squared gradients) over the parameters whose rule keeps a residual."""
+    kept = [(n.gradient, n.residual) for n in norms if n.residual is not None]
+    gradient = sum(float(g) for g, _ in kept)
+    residual = sum(float(r) for _, r in kept)
+    if gradient == 0:
+        return 0.0 if residual == 0 else math.inf
+    return math.sqrt(residual / gradient)

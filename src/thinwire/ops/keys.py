@@ -1,0 +1,78 @@
+"""Counter-based random numbers: the i-th number of a key, with no generator and no hidden state.
+
+A key is a 64-bit number; its i-th draw is SplitMix64's output function (Steele, Lea and Flood 2014) at
+key + (i + 1) * 0x9E3779B97F4A7C15. Ranks, steps and parameters get keys of their own by hashing, so no two share a
+stream by accident, every back-end draws the same bits, and torch's global generator is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+SHARED = -1
+"""The `worker` of a key that all workers hold in common."""
+
+
+def mix(z: int) -> int:
+    """SplitMix64's output function on a Python integer."""
+    z = (z + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where a random number belongs: seed, step, worker and piece of the model.
+
+    >>> Key(seed=0, step=3, worker=1).at(piece=2).number != Key(seed=0, step=3, worker=2).at(piece=2).number
+    True
+    """
+
+    seed: int = 0
+    step: int = 0
+    worker: int = 0
+    piece: int = 0
+
+    def at(self, piece: int) -> Key:
+        return replace(self, piece=piece)
+
+    def shared(self) -> Key:
+        """The key that every worker holds for this step and piece."""
+        return replace(self, worker=SHARED)
+
+    @property
+    def number(self) -> int:
+        """The key as one 64-bit number."""
+        state = 0
+        for part in (self.seed, self.step, self.worker, self.piece):
+            state = mix(state ^ (part & _MASK))
+        return state
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64, which torch only shifts arithmetically."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def random_bits(key: int, numel: int, device: torch.device | str = "cpu") -> Tensor:
+    """`numel` draws of 64 random bits, as int64."""
+    z = torch.arange(1, numel + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + _signed(key)
+    z = (z ^ _shift_right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift_right(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shift_right(z, 31)
+
+
+def uniform(key: int, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """`numel` draws uniform in [0, 1), exact multiples of 2^-24 (float32) or 2^-53 (float64)."""
+    bits = 53 if dtype == torch.float64 else 24
+    return _shift_right(random_bits(key, numel, device), 64 - bits).to(dtype) * 2.0**-bits

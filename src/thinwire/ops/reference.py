@@ -1,0 +1,100 @@
+"""The definition of every operation, in plain torch: slow where it must be, obvious everywhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops.keys import random_bits, uniform
+
+
+def topk_indices(x: Tensor, k: int) -> Tensor:
+    """Ascending indices of the k entries of largest magnitude; of equal magnitudes the lower index wins."""
+    if k >= x.numel():
+        return torch.arange(x.numel(), device=x.device)
+    magnitude = x.abs()
+    smallest_kept = magnitude.topk(k, sorted=True).values[-1]
+    chosen = magnitude > smallest_kept
+    ties = (magnitude == smallest_kept).nonzero().squeeze(1)
+    chosen[ties[: k - int(chosen.sum())]] = True
+    return chosen.nonzero().squeeze(1)
+
+
+def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
+    """Ascending indices of k entries drawn uniformly without replacement: those with the k smallest random words."""
+    if k >= numel:
+        return torch.arange(numel, device=device)
+    order = random_bits(key, numel, device).argsort(stable=True)
+    return order[:k].sort().values
+
+
+def large_indices(x: Tensor, threshold: float) -> Tensor:
+    """Ascending indices of the entries with |x| >= threshold."""
+    return (x.abs() >= threshold).nonzero().squeeze(1)
+
+
+def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:
+    """Stochastic levels in 0..levels of |x| * levels / norm (QSGD, Alistarh et al. 2017, section 3.1).
+
+    floor(y) or floor(y) + 1, the latter with probability y - floor(y): the expectation is y.
+    """
+    scaled = torch.where(norms > 0, x.abs() * (levels / norms), torch.zeros_like(x)).clamp_(max=levels)
+    floor = scaled.floor()
+    up = uniform(key, x.numel(), x.dtype, x.device) < scaled - floor
+    return (floor + up).to(torch.int64)
+
+
+def natural_exponents(x: Tensor, key: int) -> Tensor:
+    """Stochastic powers of two (natural compression, Horvath et al. 2019): codes 0 for zero, else exponent + 127.
+
+    |x| between 2^e and 2^(e+1) goes up with probability |x| / 2^e - 1: the expectation is |x|. Magnitudes below
+    2^-126 go to 2^-126 with probability |x| / 2^-126, else to zero; exponents above 127 are sent as 127.
+    """
+    mantissa, exponent = torch.frexp(x.abs())  # |x| = mantissa * 2^exponent, mantissa in [0.5, 1)
+    draw = uniform(key, x.numel(), x.dtype, x.device)
+    normal = exponent.to(torch.int64) - 1 + (draw < 2 * mantissa - 1).to(torch.int64) + 127
+    tiny = (draw < x.abs() * 2.0**126).to(torch.int64)
+    return torch.where(exponent - 1 < -126, tiny, normal).clamp_(0, 254)
+
+
+def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> tuple[Tensor, Tensor]:
+    """Norms of consecutive blocks of at most `block` entries within each piece, and the blocks' lengths."""
+    norms, lengths = [x.new_empty(0)], [torch.empty(0, dtype=torch.int64, device=x.device)]
+    for _, view in layout.views(x):
+        parts = torch.split(view, block) if view.numel() else ()
+        norms += [torch.linalg.vector_norm(part, order).reshape(1) for part in parts]
+        lengths.append(torch.tensor([part.numel() for part in parts], dtype=torch.int64, device=x.device))
+    return torch.cat(norms), torch.cat(lengths)
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """A vector of booleans as bytes, lowest bit first, padded with zeros."""
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=bits.device)
+    return (padded * weights).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The first `count` booleans of packed bytes."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(1) >> shifts) & 1).view(-1)[:count].bool()
+
+
+def pack_codes(codes: Tensor, width: int) -> Tensor:
+    """Non-negative integers below 2^width as consecutive `width`-bit fields."""
+    shifts = torch.arange(width, device=codes.device)
+    return pack_bits(((codes.unsqueeze(1) >> shifts) & 1).view(-1).bool())
+
+
+def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
+    """`count` integers from consecutive `width`-bit fields."""
+    bits = unpack_bits(packed, width * count).view(count, width).to(torch.int64)
+    return (bits << torch.arange(width, device=packed.device)).sum(1)
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> int | None:
+    """The place of the first piece that holds NaN or infinity, or None."""
+    if bool(torch.isfinite(x).all()):
+        return None
+    return next(i for i, (_, view) in enumerate(layout.views(x)) if not bool(torch.isfinite(view).all()))

@@ -1,0 +1,36 @@
+"""Message formats: each decodes itself, and packs to exactly the bytes that travel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import WireError
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload.base import Payload as Payload
+from thinwire.payload.blocks import Levels as Levels
+from thinwire.payload.blocks import Signs as Signs
+from thinwire.payload.dense import Dense as Dense
+from thinwire.payload.dense import Empty as Empty
+from thinwire.payload.flagged import Flagged as Flagged
+from thinwire.payload.powers import Powers as Powers
+from thinwire.payload.reader import Reader as Reader
+from thinwire.payload.sparse import Masked as Masked
+from thinwire.payload.sparse import Sparse as Sparse
+
+FORMATS: dict[int, type[Payload]] = {f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged)}
+
+
+def pack_payload(payload: Payload) -> Tensor:
+    """A payload behind its format's tag."""
+    body = payload.pack()
+    return torch.cat([torch.tensor([payload.tag], dtype=torch.uint8, device=body.device), body])
+
+
+def unpack_payload(reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Payload:
+    """The payload that `pack_payload` wrote for this layout and key."""
+    (tag,) = reader.fields("B")
+    if tag not in FORMATS:
+        raise WireError(f"unknown payload format {tag} in a message; known: {sorted(FORMATS)}")
+    return FORMATS[tag].unpack(reader, layout, key, dtype)

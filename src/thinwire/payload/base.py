@@ -1,0 +1,41 @@
+"""One message: it decodes itself, knowing neither the compressor that made it nor who sent it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload.reader import Reader
+
+
+class Payload(ABC):
+    """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel."""
+
+    tag: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def fixed(self) -> bool:
+        """Whether the packed size is the same on every rank at a given step, so that no sizes need exchanging."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        """out += alpha * decoded, in place."""
+
+    @abstractmethod
+    def pack(self) -> Tensor:
+        """The message as bytes."""
+
+    @classmethod
+    @abstractmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        """The payload that was packed for this layout, by a sender whose shared key is `key.shared()`."""
+
+    def decode(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """The decoded vector."""
+        return self.add_to(torch.zeros(layout.numel, dtype=dtype, device=device))

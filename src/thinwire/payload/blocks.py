@@ -1,0 +1,100 @@
+"""Formats with one scale for each block of a piece: signs and quantised levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import WireError
+from thinwire.layout import Layout
+from thinwire.ops import Key, pack_bits, pack_codes, unpack_bits, unpack_codes
+from thinwire.payload.base import Payload
+from thinwire.payload.reader import Reader, head, raw
+
+
+def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
+    """Lengths of the consecutive blocks of at most `block` entries that each piece is cut into."""
+    lengths = [min(block, p.numel - start) for p in layout.pieces for start in range(0, p.numel, block)]
+    return torch.tensor(lengths, dtype=torch.int64, device=device)
+
+
+def spread(scales: Tensor, layout: Layout, block: int) -> Tensor:
+    """Each block's scale, repeated for each of its entries."""
+    return scales.repeat_interleave(block_lengths(layout, block, scales.device), output_size=layout.numel)
+
+
+@dataclass(frozen=True, eq=False)
+class Signs(Payload):
+    """One bit an entry, one scale a block: +-scale."""
+
+    negative: Tensor
+    scales: Tensor
+    layout: Layout
+    block: int
+    tag: ClassVar[int] = 4
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        scales = spread(self.scales, self.layout, self.block)
+        return out.add_(torch.where(self.negative, -scales, scales), alpha=alpha)
+
+    def pack(self) -> Tensor:
+        start = head("I", self.block, device=self.scales.device)
+        return torch.cat([start, raw(self.scales), pack_bits(self.negative)])
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        block = _block(reader)
+        scales = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
+        return cls(unpack_bits(reader.take((layout.numel + 7) // 8), layout.numel), scales, layout, block)
+
+
+@dataclass(frozen=True, eq=False)
+class Levels(Payload):
+    """A sign and a level 0..levels an entry, one norm a block: +-norm * level / levels."""
+
+    signed_levels: Tensor
+    norms: Tensor
+    layout: Layout
+    levels: int
+    block: int
+    tag: ClassVar[int] = 5
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        norms = spread(self.norms, self.layout, self.block)
+        return out.add_(norms * (self.signed_levels.to(norms.dtype) / self.levels), alpha=alpha)
+
+    def pack(self) -> Tensor:
+        start = head("II", self.block, self.levels, device=self.norms.device)
+        magnitude_bits = self.levels.bit_length()
+        codes = self.signed_levels.abs() | ((self.signed_levels < 0).to(torch.int64) << magnitude_bits)
+        return torch.cat([start, raw(self.norms), pack_codes(codes, magnitude_bits + 1)])
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        block = _block(reader)
+        (levels,) = reader.fields("I")
+        bits = levels.bit_length()
+        norms = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
+        codes = unpack_codes(reader.take((layout.numel * (bits + 1) + 7) // 8), bits + 1, layout.numel)
+        magnitude = codes & ((1 << bits) - 1)
+        if levels == 0 or bool((magnitude > levels).any()):
+            raise WireError(f"a level in the message exceeds the {levels} levels it announces")
+        return cls(torch.where(codes >> bits == 1, -magnitude, magnitude), norms, layout, levels, block)
+
+
+def _block(reader: Reader) -> int:
+    block = int(reader.fields("I")[0])
+    if block < 1:
+        raise WireError("message announces blocks of length 0")
+    return block

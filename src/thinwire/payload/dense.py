@@ -1,0 +1,57 @@
+"""Every number, in full precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload.base import Payload
+from thinwire.payload.reader import Reader, raw
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Payload):
+    """The whole vector: `numel` numbers of the state's type."""
+
+    values: Tensor
+    tag: ClassVar[int] = 1
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return out.add_(self.values, alpha=alpha)
+
+    def pack(self) -> Tensor:
+        return raw(self.values)
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        return cls(reader.numbers(layout.numel, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Empty(Payload):
+    """Nothing: a zero vector in no bytes."""
+
+    tag: ClassVar[int] = 0
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return out
+
+    def pack(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        return cls()

@@ -1,0 +1,43 @@
+"""A payload with one more bit for each piece: whether it replaces what the receiver holds, or adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import Key, pack_bits, unpack_bits
+from thinwire.payload.base import Payload
+from thinwire.payload.reader import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class Flagged(Payload):
+    """EF21+'s message: for each piece a flag, and the payload that goes with it."""
+
+    replaces: Tensor
+    inner: Payload
+    tag: ClassVar[int] = 7
+
+    @property
+    def fixed(self) -> bool:
+        return self.inner.fixed
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.inner.add_to(out, alpha)
+
+    def pack(self) -> Tensor:
+        inner = self.inner.pack()
+        tag = torch.tensor([self.inner.tag], dtype=torch.uint8, device=inner.device)
+        return torch.cat([pack_bits(self.replaces).to(inner.device), tag, inner])
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        from thinwire.payload import unpack_payload  # the table of formats names this one
+
+        count = len(layout.pieces)
+        replaces = unpack_bits(reader.take((count + 7) // 8), count)
+        return cls(replaces, unpack_payload(reader, layout, key, dtype))

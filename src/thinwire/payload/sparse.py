@@ -1,0 +1,120 @@
+"""Some numbers and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import Key, randk_indices
+from thinwire.payload.base import Payload
+from thinwire.payload.positions import pack_positions, unpack_positions
+from thinwire.payload.reader import Reader, head
+from thinwire.payload.values import ValueFormat, format_of_tag
+
+
+def piece_of(positions: Tensor, layout: Layout) -> Tensor:
+    """For each ascending position, the place of the piece that owns it."""
+    ends = torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=positions.device)
+    return torch.searchsorted(ends, positions, right=True)
+
+
+def _add(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    return out.index_add_(0, positions, values.to(out.dtype), alpha=alpha)
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Payload):
+    """Values at strictly ascending positions of the flat buffer; `values` are already what the receiver will see."""
+
+    positions: Tensor
+    values: Tensor
+    layout: Layout
+    written: ValueFormat
+    counted: bool
+    """Whether the number of positions is known to every rank beforehand."""
+    tag: ClassVar[int] = 2
+
+    @staticmethod
+    def of(x: Tensor, positions: Tensor, layout: Layout, written: ValueFormat, *, counted: bool) -> Sparse:
+        """The entries of x at `positions`, rounded to a value format; what cannot be written is left out."""
+        groups = piece_of(positions, layout)
+        values = written.round(x[positions], groups, len(layout.pieces))
+        if written.drops:
+            positions, values = positions[values != 0], values[values != 0]
+        return Sparse(positions, values, layout, written, counted and not written.drops)
+
+    @property
+    def fixed(self) -> bool:
+        return self.counted
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return _add(out, self.positions, self.values, alpha)
+
+    def pack(self) -> Tensor:
+        device = self.values.device
+        start = head("BI", self.written.tag, self.positions.numel(), device=device)
+        groups = piece_of(self.positions, self.layout)
+        values = self.written.pack(self.values, groups, len(self.layout.pieces))
+        return torch.cat([start, pack_positions(self.positions, self.layout.numel), values])
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        tag, count = reader.fields("BI")
+        written = format_of_tag(tag)
+        positions = unpack_positions(reader, layout.numel, count)
+        values = written.unpack(reader, piece_of(positions, layout), len(layout.pieces), dtype)
+        return cls(positions, values, layout, written, counted=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Payload):
+    """Values at positions that every worker draws from the step's shared key: no positions travel."""
+
+    positions: Tensor
+    values: Tensor
+    layout: Layout
+    counts: tuple[int, ...]
+    written: ValueFormat
+    tag: ClassVar[int] = 3
+
+    @staticmethod
+    def draw(layout: Layout, counts: Sequence[int], key: Key, device: torch.device) -> Tensor:
+        """The shared positions: counts[i] of piece i, drawn without replacement."""
+        parts = [
+            randk_indices(key.shared().at(p.index).number, p.numel, count, device) + p.offset
+            for p, count in zip(layout.pieces, counts, strict=True)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
+
+    @staticmethod
+    def of(x: Tensor, layout: Layout, counts: Sequence[int], key: Key, written: ValueFormat) -> Masked:
+        """The entries of x at the shared positions, rounded to a value format."""
+        positions = Masked.draw(layout, counts, key, x.device)
+        values = written.round(x[positions], piece_of(positions, layout), len(layout.pieces))
+        return Masked(positions, values, layout, tuple(counts), written)
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return _add(out, self.positions, self.values, alpha)
+
+    def pack(self) -> Tensor:
+        start = head(f"B{len(self.counts)}I", self.written.tag, *self.counts, device=self.values.device)
+        groups = piece_of(self.positions, self.layout)
+        return torch.cat([start, self.written.pack(self.values, groups, len(self.counts))])
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        tag, *counts = reader.fields(f"B{len(layout.pieces)}I")
+        written = format_of_tag(tag)
+        counts = [min(count, piece.numel) for count, piece in zip(counts, layout.pieces, strict=True)]
+        positions = cls.draw(layout, counts, key, reader.message.device)
+        values = written.unpack(reader, piece_of(positions, layout), len(layout.pieces), dtype)
+        return cls(positions, values, layout, tuple(counts), written)

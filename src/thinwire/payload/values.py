@@ -1,0 +1,206 @@
+"""How the numbers of a sparse message are written: full, 16-bit, 4-bit or sign only.
+
+A format rounds first and packs afterwards, so that the sender keeps, in its memory, exactly what the receiver will
+not see.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import ConfigError, WireError
+from thinwire.ops import pack_bits, pack_codes, unpack_bits, unpack_codes
+from thinwire.payload.reader import Reader, raw
+
+NO_VALUE = -(1 << 15)
+"""The exponent of a group without any non-zero value."""
+
+
+def exponents(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """floor(log2 max|v|) of each of `count` groups of values, as int16; NO_VALUE where none is non-zero."""
+    largest = torch.zeros(count, dtype=values.dtype, device=values.device)
+    largest.scatter_reduce_(0, groups, values.abs(), "amax")
+    exponent = torch.frexp(largest).exponent.to(torch.int16) - 1
+    return torch.where(largest > 0, exponent, torch.full_like(exponent, NO_VALUE))
+
+
+def _power(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """2^exponent, exactly: built from the bits of a float64 (torch.ldexp would go through float32)."""
+    return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64).to(dtype)
+
+
+class ValueFormat(ABC):
+    """A way to write numbers: `round` says which values arrive, `pack` and `unpack` carry them unchanged."""
+
+    name: ClassVar[str]
+    tag: ClassVar[int]
+    drops: ClassVar[bool] = False
+    """Whether some chosen values are too small to be written at all, so that the count varies from rank to rank."""
+
+    @abstractmethod
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        """The values that the receiver will see; zero where one cannot be written."""
+
+    @abstractmethod
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor: ...
+
+    @abstractmethod
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...
+
+    def keeps(self, share: float, numel: int) -> float:
+        """The contraction that is left of `share` = k/d when the k values are rounded."""
+        return share
+
+
+class Full(ValueFormat):
+    """The state's own precision: nothing is lost."""
+
+    name, tag = "full", 0
+
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        return values
+
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+        return raw(rounded)
+
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        return reader.numbers(groups.numel(), dtype)
+
+
+class _Cast(ValueFormat):
+    """A narrower float type of the same exponent range, saturating; relative error at most 2^-(bits)."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        most = torch.finfo(self.dtype).max
+        return values.clamp(-most, most).to(self.dtype).to(values.dtype)
+
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+        return raw(rounded.to(self.dtype))
+
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        return reader.numbers(groups.numel(), self.dtype).to(dtype)
+
+    def keeps(self, share: float, numel: int) -> float:
+        return share * (1 - 2.0**-16)  # squared relative error of a normal bfloat16, at most (2^-8)^2
+
+
+class Float32(_Cast):
+    """32-bit floats, for states kept in float64."""
+
+    name, tag, dtype = "float32", 1, torch.float32
+
+
+class BFloat16(_Cast):
+    """16-bit floats with the exponent range of float32."""
+
+    name, tag, dtype = "bfloat16", 2, torch.bfloat16
+
+
+_BELOW_2 = 2 - 2.0**-10
+"""The largest float16 below 2: rounding up to 2 would change the piece's exponent."""
+
+
+class Float16(ValueFormat):
+    """16-bit floats relative to each piece's largest power of two, so that small gradients do not underflow.
+
+    v is written as float16(v / 2^E), E = floor(log2 max|v|) of its piece: relative error at most 2^-11 down to 2^-14
+    of the largest.
+    """
+
+    name, tag = "float16", 3
+
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        unit = _power(exponents(values, groups, count), torch.float64)[groups]
+        halves = (values / unit).to(torch.float16).clamp_(-_BELOW_2, _BELOW_2)
+        return (halves.to(torch.float64) * unit).to(values.dtype)
+
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+        exponent = exponents(rounded, groups, count)
+        unit = _power(exponent, torch.float64)[groups]
+        return torch.cat([raw(exponent), raw((rounded / unit).to(torch.float16))])
+
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        exponent = reader.numbers(count, torch.int16)
+        halves = reader.numbers(groups.numel(), torch.float16).to(torch.float64)
+        return (halves * _power(exponent, torch.float64)[groups]).to(dtype)
+
+    def keeps(self, share: float, numel: int) -> float:
+        return share * (1 - 2.0**-16)
+
+
+class Exponent4(ValueFormat):
+    """One sign bit and three exponent bits: +-2^(E - d), d in 0..7, E = floor(log2 max|v|) of the piece (VGC, section
+    4.2).
+
+    |v| goes to the nearer power of two (1.5 * 2^e goes up), at most 2^E; what would need d > 7 is not sent.
+    """
+
+    name, tag, drops = "exponent4", 4, True
+
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        top = exponents(values, groups, count)[groups].to(torch.int64)
+        mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
+        nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
+        sent = (values != 0) & (top - nearest <= 7)
+        return torch.where(sent, _power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
+
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+        exponent = exponents(rounded, groups, count)
+        depth = exponent[groups].to(torch.int64) - (torch.frexp(rounded).exponent.to(torch.int64) - 1)
+        return torch.cat([raw(exponent), pack_codes(depth | ((rounded < 0).to(torch.int64) << 3), 4)])
+
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        exponent = reader.numbers(count, torch.int16)
+        codes = unpack_codes(reader.take((groups.numel() + 1) // 2), 4, groups.numel())
+        if bool((exponent[groups] == NO_VALUE).any()):
+            raise WireError("message sends values in a piece that it declares empty")
+        magnitude = _power(exponent[groups].to(torch.int64) - (codes & 7), dtype)
+        return torch.where(codes >= 8, -magnitude, magnitude)
+
+    def keeps(self, share: float, numel: int) -> float:
+        return 0.75 / numel  # only the largest value is sure to be sent, and it may shrink by half
+
+
+class SignOnly(ValueFormat):
+    """One bit a value: +-t, the same t for the whole message (Strom 2015)."""
+
+    name, tag = "sign", 5
+
+    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+        return values
+
+    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+        magnitude = rounded[:1].abs() if rounded.numel() else rounded.new_zeros(1)
+        return torch.cat([raw(magnitude), pack_bits(rounded < 0)])
+
+    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        magnitude = reader.numbers(1, dtype)
+        negative = unpack_bits(reader.take((groups.numel() + 7) // 8), groups.numel())
+        return torch.where(negative, -magnitude, magnitude)
+
+
+_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), Exponent4(), SignOnly())
+SIGN_ONLY = _ALL[-1]
+FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY}
+"""The formats a user can name."""
+
+
+def value_format(name: str) -> ValueFormat:
+    """The format of that name; an unknown name is a `ConfigError`."""
+    if name not in FORMATS:
+        raise ConfigError(f"unknown value format {name!r}; known: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def format_of_tag(tag: int) -> ValueFormat:
+    """The format that a message names; an unknown tag is a `WireError`."""
+    found = next((f for f in _ALL if f.tag == tag), None)
+    if found is None:
+        raise WireError(f"unknown value format {tag} in a message")
+    return found

@@ -1,0 +1,78 @@
+"""The text of a method, read back: `ef21(topk(0.01))` <-> EF21(TopK(0.01))."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from thinwire.compressors import (
+    QSGD,
+    Contractive,
+    HardThreshold,
+    Identity,
+    Natural,
+    RandK,
+    ScaledSign,
+    Strom,
+    TopK,
+)
+from thinwire.errors import ConfigError, SpecError
+from thinwire.feedback import EF21, EF21SGDM, EControl, EF21Plus, MemSGD, Plain, Route, Rule, as_feedback
+from thinwire.schedule import Warmup
+from thinwire.text import Named
+
+COMPRESSORS: dict[str, type[Named]] = {
+    kind.name: kind for kind in (Identity, TopK, RandK, HardThreshold, Strom, ScaledSign, QSGD, Natural, Contractive)
+}
+RULES: dict[str, type[Named]] = {kind.name: kind for kind in (Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl, Route)}
+NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup}
+"""Every name that the text form knows."""
+
+
+def parse(text: str) -> Rule:
+    """The rule that a text names; a mistake is a `SpecError` with a caret under it.
+
+    >>> parse("memsgd(topk(0.01, values=bfloat16))")
+    MemSGD(compressor=TopK(ratio=0.01, count=None, values='bfloat16', per='parameter'))
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        place = getattr(error, "offset", None) or 1
+        raise SpecError(text.strip(), place - 1, "this is not a method's text") from None
+    value = _build(tree, text.strip())
+    try:
+        return value if isinstance(value, Route) else as_feedback(value)
+    except ConfigError as error:
+        raise SpecError(text.strip(), tree.col_offset, str(error)) from None
+
+
+def _build(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as constant):
+            return constant
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Dict(keys=keys, values=values):
+            return {_build(k, text): _build(v, text) for k, v in zip(keys, values, strict=True) if k is not None}
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=options) if name in NAMES:
+            return _call(name, args, options, text, node.col_offset)
+        case ast.Call(func=ast.Name(id=name)):
+            raise SpecError(text, node.col_offset, f"unknown name {name!r}; known: {', '.join(sorted(NAMES))}")
+        case ast.Name(id=name) if name in NAMES:
+            raise SpecError(text, node.col_offset, f"{name} needs its brackets: {name}(...)")
+        case ast.Name(id=word):
+            return word
+    raise SpecError(text, node.col_offset, "expected name(...), a number or a word")
+
+
+def _call(name: str, args: list[ast.expr], options: list[ast.keyword], text: str, column: int) -> Any:
+    values = [_build(argument, text) for argument in args]
+    named = {option.arg: _build(option.value, text) for option in options if option.arg}
+    try:
+        return NAMES[name](*values, **named)
+    except ConfigError as error:
+        raise SpecError(text, column, str(error)) from None
+    except TypeError as error:
+        problem = str(error).replace(f"{NAMES[name].__name__}.__init__()", name)
+        raise SpecError(text, column, problem) from None
