@@ -70,9 +70,9 @@ def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "rai
     workers = int(state["workers"])
     if workers != channel.size and on_resize == "raise":
         raise StateError(
-            f"the state was saved by {workers} workers, this group has {channel.size}. To go on, merge the states of all "
-            'old ranks (thinwire.merge_states) and load with on_resize="redistribute", or start the memories anew with '
-            'on_resize="reset"'
+            f"the state was saved by {workers} workers, this group has {channel.size}. To go on, merge the states of "
+            'all old ranks (thinwire.merge_states) and load with on_resize="redistribute", or start the memories anew '
+            'with on_resize="reset"'
         )
     fresh: dict[tuple[int, str, str], Tensor] = {}
     reset = workers != channel.size and on_resize == "reset"
@@ -113,8 +113,8 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
         odd = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
         name = odd[0]
         raise StateError(
-            f"the state's parameters are not this model's: {name!r} has shape {theirs.get(name, 'absent')} in the state "
-            f"and {mine.get(name, 'absent')} here ({len(odd)} differ)"
+            f"the state's parameters are not this model's: {name!r} has shape {theirs.get(name, 'absent')} in the "
+            f"state and {mine.get(name, 'absent')} here ({len(odd)} differ)"
         )
 
 

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,7 +41,7 @@ class Handle:
         self._group, self._step_sizes, self._scaler, self._nonfinite = group, step_sizes, scaler, nonfinite
         self._names = {id(parameter): name for name, parameter in _trained(ddp).items()}
         self._layouts: dict[tuple[str, ...], Layout] = {}
-        self._error: ThinwireError | None = None
+        self._errors: list[ThinwireError] = []
         self._unfinished = False
         self._used: set[str] | None = None
         if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
@@ -82,7 +83,7 @@ class Handle:
         self.ledger.add(traffic, layout.numel, sent.norms)
         if bucket.is_last():
             self._finish_after_backward()
-        return arrived.then(lambda done: self._receive(sent, done, flat))
+        return arrived.then(partial(_receive, self.channel, self._errors, sent, flat))
 
     def _layout(self, bucket: GradBucket) -> Layout:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
@@ -95,19 +96,11 @@ class Handle:
         self._used.add(name)
 
     def _used_somewhere(self, layout: Layout, device: torch.device) -> Sequence[bool] | None:
-        """Which parameters some rank used this step; DDP drops the result of the others, so nothing is sent for them."""
+        """Which parameters some rank used this step; DDP drops the others' results, so nothing is sent for them."""
         if self._used is None:
             return None
         marks = torch.tensor([piece.name in self._used for piece in layout.pieces], device=device)
         return [bool(mark) for mark in self._group.any(marks).tolist()]
-
-    def _receive(self, sent: Outgoing, done: Future[list[Tensor]], flat: Tensor) -> Tensor:
-        """The exchanged gradient. An error is kept for the end of the backward pass, where its type survives."""
-        try:
-            return self.channel.receive(sent, done.value(), flat)
-        except ThinwireError as error:
-            self._error = self._error or error
-            return flat.fill_(float("nan"))
 
     def _finish_after_backward(self) -> None:
         """Call `finish` once DDP has waited for every bucket and written the gradients.
@@ -130,10 +123,11 @@ class Handle:
         self.channel.abandon()
 
     def _finish(self) -> None:
-        error, self._error = self._error, None
         if self._used is not None:
             self._used.clear()
-        if error is not None:
+        if self._errors:
+            error = self._errors[0]
+            self._errors.clear()
             self.channel.abandon()
             self.ledger.finish(skipped=True)
             raise error
@@ -141,6 +135,21 @@ class Handle:
         self.ledger.finish(skipped=fault is not None)
         if fault is not None and self._nonfinite == "raise":
             raise fault
+
+
+def _receive(
+    channel: Channel, errors: list[ThinwireError], sent: Outgoing, flat: Tensor, done: Future[list[Tensor]]
+) -> Tensor:
+    """The exchanged gradient. An error is kept for the end of the backward pass, where its type survives.
+
+    This runs in a thread of the process group, so it must not own the group: the last to let go of a group joins its
+    threads, and a thread that joins itself ends the process.
+    """
+    try:
+        return channel.receive(sent, done.value(), flat)
+    except ThinwireError as error:
+        errors.append(error)
+        return flat.fill_(float("nan"))
 
 
 def comm_hook(handle: Handle, bucket: GradBucket) -> Future[Tensor]:
@@ -223,8 +232,9 @@ def _unwrapped(ddp: torch.nn.Module) -> DistributedDataParallel:
 def _check_module(ddp: DistributedDataParallel) -> None:
     if getattr(ddp, "_use_python_reducer", False):
         raise AttachError(
-            "torch's experimental python_reducer calls hooks parameter by parameter, outside DDP's buckets, which thinwire "
-            'does not serve: set torch._dynamo.config.optimize_ddp = "ddp_optimizer" (the default) before building DDP'
+            "torch's experimental python_reducer calls hooks parameter by parameter, outside DDP's buckets, which "
+            'thinwire does not serve: set torch._dynamo.config.optimize_ddp = "ddp_optimizer" (the default) before '
+            "building DDP"
         )
     if getattr(ddp, "_comm_hooks", []):
         raise AttachError("this DDP model has a comm hook already, and DDP takes only one: build a new DDP model")

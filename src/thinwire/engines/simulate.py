@@ -73,7 +73,8 @@ class Simulation:
     def exchange(
         self, gradients: Sequence[Gradients], step_sizes: Mapping[str, float] | None = None
     ) -> dict[str, Tensor]:
-        """The gradient that every worker would get; a missing gradient counts as zero."""
+        """The gradient that every worker would get. One that a worker lacks counts as zero; a parameter that all lack
+        is left out, and its state stays as it is."""
         if len(gradients) != self.workers:
             raise ConfigError(f"{self.workers} workers need {self.workers} gradients, got {len(gradients)}")
         if step_sizes is None and self._step_sizes is not None:
@@ -85,18 +86,28 @@ class Simulation:
             )
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
-            flat = self._exchange(layout, gradients, step_sizes)
-            result |= {piece.name: view.view(piece.shape) for piece, view in layout.views(flat)}
+            used = [any(piece.name in own for own in gradients) for piece in layout.pieces]
+            flat = self._exchange(layout, gradients, step_sizes, used)
+            pieces = zip(used, layout.views(flat), strict=True)
+            result |= {piece.name: view.view(piece.shape) for some, (piece, view) in pieces if some}
         self._finish()
         return result
 
     def _exchange(
-        self, layout: Layout, gradients: Sequence[Gradients], step_sizes: Mapping[str, float] | None
+        self,
+        layout: Layout,
+        gradients: Sequence[Gradients],
+        step_sizes: Mapping[str, float] | None,
+        used: Sequence[bool],
     ) -> Tensor:
         measure = self.ledger.due(self.channels[0].step)
         sent = [
             channel.send(
-                layout, self._flat(layout, own), step_sizes=step_sizes, measure=measure and channel is self.channels[0]
+                layout,
+                self._flat(layout, own),
+                step_sizes=step_sizes,
+                used=used,
+                measure=measure and channel is self.channels[0],
             )
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
@@ -129,8 +140,9 @@ class Simulation:
 
     def step(self, gradients: Sequence[Gradients]) -> None:
         """Exchange, write the parameters' `.grad`, and step the optimizer."""
-        for name, gradient in self.exchange(gradients).items():
-            self.parameters[name].grad = gradient
+        result = self.exchange(gradients)
+        for name, parameter in self.parameters.items():
+            parameter.grad = result.get(name)
         if self.optimizer is not None:
             self.optimizer.step()
 

@@ -23,8 +23,8 @@ class StepSizes:
                     self._group_of[names[id(parameter)]] = place
                 elif parameter.requires_grad:
                     raise AttachError(
-                        f"the optimizer's group {place} holds a parameter of shape {tuple(parameter.shape)} that is not the "
-                        "model's: build the optimizer from the parameters of this very model"
+                        f"the optimizer's group {place} holds a parameter of shape {tuple(parameter.shape)} that is "
+                        "not the model's: build the optimizer from the parameters of this very model"
                     )
         missing = sorted(parameters.keys() - self._group_of.keys())
         if missing:

@@ -76,8 +76,9 @@ class Feedback(Named, ABC):
         delta = self.compressor.delta(numel)
         if delta < 0:
             raise AttachError(
-                f"{self} needs a contraction, but {self.compressor} on parameter {name!r} ({numel} numbers) has "
-                f"variance {1 - delta:.3g} > 1 and would amplify errors: write {self.name}(contractive({self.compressor}))"
+                f"{self} needs a contraction, but {self.compressor} on parameter {name!r} ({numel} numbers) "
+                f"has variance {1 - delta:.3g} > 1 and would amplify errors: "
+                f"write {self.name}(contractive({self.compressor}))"
             )
 
 

@@ -19,8 +19,9 @@ from thinwire.payload import Payload
 class MemSGD(Feedback):
     """Mem-SGD (Stich, Cordonnier and Jaggi 2018, algorithm 1, with workers averaged).
 
-        p = m + s g;   c = C(p);   m <- p - c;   x <- x - (1/n) sum_i c_i            s: step size, m: memory in update
-        units
+        p = m + s g;   c = C(p);   m <- p - c;   x <- x - (1/n) sum_i c_i
+
+    with s the step size and m the memory, in update units.
 
     The hook hands the optimizer a gradient, so the memory is kept as e = m / s and carried to the new step size
     whenever it moves:

@@ -55,7 +55,7 @@ def natural_exponents(x: Tensor, key: int) -> Tensor:
     draw = uniform(key, x.numel(), x.dtype, x.device)
     normal = exponent.to(torch.int64) - 1 + (draw < 2 * mantissa - 1).to(torch.int64) + 127
     tiny = (draw < x.abs() * 2.0**126).to(torch.int64)
-    return torch.where(exponent - 1 < -126, tiny, normal).clamp_(0, 254)
+    return torch.where(x.abs() < 2.0**-126, tiny, normal).clamp_(0, 254)
 
 
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> tuple[Tensor, Tensor]:

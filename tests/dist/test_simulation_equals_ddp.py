@@ -1,0 +1,148 @@
+"""A simulation of n workers and n real processes give the same parameters, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.dist.training import Parameters, Run, batch, differences, train_ddp, train_simulated
+from tests.dist.world import run_world
+
+pytestmark = pytest.mark.dist
+
+RULES = ("plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "econtrol")
+COMPRESSORS = ("topk(0.1)", "randk(0.1)", "randk(0.1, shared=True)", "sign()", "contractive(qsgd(4, 64))")
+MATRIX = [
+    Run(f"{rule}({compressor})", accumulate=accumulate)
+    for rule in RULES
+    for compressor in COMPRESSORS
+    for accumulate in (1, 2)
+]
+
+
+class Branching(nn.Module):
+    """The middle layer is used only on even steps' batches, so that on the others no worker has a gradient for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.middle, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 4)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if any(torch.equal(x, batch(step, worker)[0]) for step in range(0, 20, 2) for worker in range(2)):
+            h = torch.tanh(self.middle(h))
+        return self.last(h)
+
+
+class OneSided(nn.Module):
+    """The middle layer is used by worker 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.middle, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if any(torch.equal(x, batch(step, 0)[0]) for step in range(20)):
+            h = torch.tanh(self.middle(h))
+        return self.last(h)
+
+
+class NeverUsed(nn.Module):
+    """One layer has no part in the forward pass at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.idle, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Tied(nn.Module):
+    """Two layers share one weight; a third is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.one, self.two, self.frozen, self.last = (nn.Linear(12, 12) for _ in range(4))
+        self.two.weight = self.one.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.frozen(torch.tanh(self.two(torch.tanh(self.one(x))))))[:, :4]
+
+
+CIRCUMSTANCES = {
+    "one large bucket": Run("memsgd(topk(0.1))", ddp={"bucket_cap_mb": 25}),
+    "static graph": Run("memsgd(topk(0.1))", ddp={"static_graph": True, "bucket_cap_mb": 0.001}),
+    "bucket views": Run("ef21(topk(0.1))", ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}),
+    "looking for unused": Run("ef21(topk(0.1))", ddp={"find_unused_parameters": True, "bucket_cap_mb": 0.001}),
+    "unused at times": Run("memsgd(topk(0.1))", network=Branching, ddp={"find_unused_parameters": True}),
+    "unused at times, ef21": Run("ef21(topk(0.1))", network=Branching, ddp={"find_unused_parameters": True}),
+    "unused by one": Run("memsgd(topk(0.1))", network=OneSided, ddp={"find_unused_parameters": True}),
+    "never used, static": Run("memsgd(topk(0.1))", network=NeverUsed, ddp={"static_graph": True}),
+    "never used": Run("ef21sgdm(topk(0.1))", network=NeverUsed, ddp={"find_unused_parameters": True}),
+    "tied and frozen": Run("memsgd(topk(0.1))", network=Tied),
+    "two groups": Run("memsgd(topk(0.1))", groups=True),
+    "clipped": Run("memsgd(topk(0.1))", clip=0.1),
+    "bfloat16": Run("memsgd(topk(0.1))", dtype=torch.bfloat16),
+    "float16": Run("ef21(topk(0.1))", dtype=torch.float16),
+    "float64": Run("econtrol(topk(0.1))", dtype=torch.float64),
+    "warm-up": Run("memsgd(topk(warmup(0.5, 0.02, 10)))"),
+    "route": Run("route({'0.*': ef21(topk(0.2)), '2.*': identity(), '*': memsgd(strom(0.02))}, min_numel=20)"),
+    "threshold": Run("memsgd(threshold(0.02))"),
+    "four bits": Run("memsgd(topk(0.2, values=exponent4))"),
+    "half floats": Run("ef21(topk(0.2, values=float16))"),
+    "less than one": Run("memsgd(randk(count=0.3))"),
+    "natural": Run("plain(natural())"),
+    "per bucket": Run("memsgd(topk(0.1, per=bucket))", ddp={"bucket_cap_mb": 25}, steps=1),
+}
+
+
+def train_all(rank: int, size: int, runs: Sequence[Run]) -> list[Parameters]:
+    return [train_ddp(rank, run)[0] for run in runs]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rule_and_compressor(size: int, tmp_path: Path) -> None:
+    """Over 20 steps, across DDP's rebuilding of its buckets, with and without accumulation."""
+    by_rank = run_world(size, train_all, MATRIX, folder=tmp_path, limit=250)
+    wrong = [
+        f"{run.rule} accumulate={run.accumulate} rank {rank}: {name}"
+        for place, run in enumerate(MATRIX)
+        for simulated in [train_simulated(run, size)]
+        for rank in range(size)
+        for name in differences(simulated, by_rank[rank][place])
+    ]
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def circumstances(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Parameters]]:
+    """Every circumstance trained by two real processes, in one go."""
+    by_rank = run_world(2, train_all, list(CIRCUMSTANCES.values()), folder=tmp_path_factory.mktemp("world"))
+    return {name: [done[place] for done in by_rank] for place, name in enumerate(CIRCUMSTANCES)}
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance(name: str, circumstances: dict[str, list[Parameters]]) -> None:
+    simulated = train_simulated(CIRCUMSTANCES[name], 2)
+    for trained in circumstances[name]:
+        assert not list(differences(simulated, trained))
+
+
+def test_a_world_of_one(tmp_path: Path) -> None:
+    runs = [Run("memsgd(topk(0.1))"), Run("ef21plus(topk(0.1))"), Run("memsgd(strom(0.02))")]
+    (done,) = run_world(1, train_all, runs, folder=tmp_path)
+    for run, trained in zip(runs, done, strict=True):
+        assert not list(differences(train_simulated(run, 1), trained))

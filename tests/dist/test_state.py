@@ -1,0 +1,121 @@
+"""Saving, resuming and resizing with real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.stateful import Stateful
+
+import thinwire
+from tests.dist.training import Run, differences, train_ddp
+from tests.dist.world import run_world
+from thinwire.errors import StateError
+
+pytestmark = pytest.mark.dist
+
+RULES = [
+    "memsgd(topk(0.1))",
+    "memsgd(randk(0.1))",
+    "ef21(topk(0.1))",
+    "ef21plus(topk(0.1))",
+    "ef21sgdm(randk(0.1, shared=True))",
+    "econtrol(sign())",
+]
+HALF = 10
+
+
+def saved_half(rank: int, size: int, folder: str) -> None:
+    for place, rule in enumerate(RULES):
+        _, handle, _ = train_ddp(rank, Run(rule), until=HALF)
+        torch.save(handle.saved, f"{folder}/{place}-{rank}.pt")  # type: ignore[attr-defined]
+
+
+def resumed(rank: int, size: int, folder: str) -> list[bool]:
+    """Resume with buckets cut differently, and compare with a run that never stopped."""
+    same = []
+    for place, rule in enumerate(RULES):
+        saved = torch.load(f"{folder}/{place}-{rank}.pt", weights_only=True)
+        other_buckets = Run(rule, ddp={"bucket_cap_mb": 0.003})
+        halves, _, _ = train_ddp(rank, other_buckets, resume=(HALF, saved))
+        whole, _, _ = train_ddp(rank, Run(rule))
+        same.append(not list(differences(whole, halves)))
+    return same
+
+
+def test_resume_is_bitwise_the_uninterrupted_run_with_other_buckets(tmp_path: Path) -> None:
+    """The first half and the second are different processes."""
+    run_world(2, saved_half, str(tmp_path), folder=tmp_path)
+    for same in run_world(2, resumed, str(tmp_path), folder=tmp_path):
+        assert same == [True] * len(RULES)
+
+
+def mean_of(states: list[dict[str, Any]], slot: str) -> dict[str, torch.Tensor]:
+    """The mean over ranks of a per-worker slot, in float64."""
+    return {
+        name: torch.stack([s["slots"][f"{slot}/rank{r}/{name}"].double() for r, s in enumerate(states)]).mean(0)
+        for name in states[0]["shapes"]
+    }
+
+
+def resized(rank: int, size: int, folder: str, old: int) -> list[dict[str, Any]]:
+    """Load the states of `old` ranks into this world; returns the new states, after checking that the default refuses."""
+    new_states = []
+    for place, rule in enumerate(RULES):
+        merged = thinwire.merge_states(
+            [torch.load(f"{folder}/{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
+        )
+        _, handle, _ = train_ddp(rank, Run(rule), until=0)
+        before = handle.state_dict()
+        with pytest.raises(StateError, match=f"saved by {old} workers, this group has {size}"):
+            handle.load_state_dict(merged)
+        assert all(torch.equal(t, handle.state_dict()["slots"][k]) for k, t in before["slots"].items())
+        handle.load_state_dict(merged, on_resize="redistribute")
+        new_states.append(handle.state_dict())
+    return new_states
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Path) -> None:
+    """Memory: the mean of the memories. EF21's family: the common mean, and the mean of the locals equal to it."""
+    run_world(old, saved_half, str(tmp_path), folder=tmp_path)
+    by_rank = run_world(new, resized, str(tmp_path), old, folder=tmp_path)
+    for place, rule in enumerate(RULES):
+        states = [s[place] for s in by_rank]
+        past = [torch.load(tmp_path / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
+        slots = {key.split("/")[0] for key in past[0]["slots"]}
+        for slot in slots & {"error", "momentum"}:
+            before, after = mean_of(past, slot), mean_of(states, slot)
+            assert all(torch.allclose(before[n], after[n], rtol=2.0**-23, atol=0) for n in before), (rule, slot)
+        if "mean" in slots:
+            after = mean_of(states, "local")
+            for name, value in after.items():
+                common = states[0]["slots"][f"mean/{name}"]
+                assert torch.equal(common, past[0]["slots"][f"mean/{name}"])
+                assert torch.equal(common.double(), value), (rule, name)
+
+
+def checkpointed(rank: int, size: int, folder: str) -> tuple[bool, bool, list[str]]:
+    """Save with torch.distributed.checkpoint, load into a fresh run, compare every rank's own part."""
+    run = Run("memsgd(topk(0.1))")
+    whole, _, _ = train_ddp(rank, run)
+    _, handle, _ = train_ddp(rank, run, until=HALF)
+    saved = handle.saved  # type: ignore[attr-defined]
+    dcp.save({"thinwire": handle}, checkpoint_id=folder)
+    _, fresh, _ = train_ddp(rank, run, until=0)
+    dcp.load({"thinwire": fresh}, checkpoint_id=folder)
+    restored = fresh.state_dict()
+    equal = all(torch.equal(t, restored["slots"][k]) for k, t in saved["thinwire"]["slots"].items())
+    halves, _, _ = train_ddp(rank, run, resume=(HALF, {**saved, "thinwire": restored}))
+    return equal and isinstance(fresh, Stateful), not list(differences(whole, halves)), sorted(restored["slots"])
+
+
+def test_distributed_checkpoint_keeps_every_ranks_part(tmp_path: Path) -> None:
+    answers = run_world(2, checkpointed, str(tmp_path / "checkpoint"), folder=tmp_path)
+    for rank, (equal, same, keys) in enumerate(answers):
+        assert equal
+        assert same
+        assert all(f"/rank{rank}/" in key for key in keys)

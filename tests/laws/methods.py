@@ -1,0 +1,75 @@
+"""The one list of every method; each law is tested over it. A new method joins here."""
+
+from __future__ import annotations
+
+from thinwire import (
+    EF21,
+    EF21SGDM,
+    QSGD,
+    Compressor,
+    Contractive,
+    EControl,
+    EF21Plus,
+    Feedback,
+    HardThreshold,
+    Identity,
+    MemSGD,
+    Natural,
+    Plain,
+    RandK,
+    ScaledSign,
+    Strom,
+    TopK,
+    Warmup,
+)
+
+COMPRESSORS: list[Compressor] = [
+    Identity(),
+    TopK(0.1),
+    TopK(count=3),
+    TopK(Warmup(0.9, 0.05, 5)),
+    TopK(0.3, per="bucket"),
+    TopK(0.3, values="float32"),
+    TopK(0.3, values="bfloat16"),
+    TopK(0.3, values="float16"),
+    TopK(0.3, values="exponent4"),
+    RandK(0.2),
+    RandK(count=2),
+    RandK(count=0.5),
+    RandK(0.3, shared=True),
+    RandK(count=0.4, shared=True),
+    RandK(0.3, shared=True, values="bfloat16"),
+    RandK(Warmup(0.5, 0.1, 3), values="exponent4"),
+    HardThreshold(0.5),
+    HardThreshold(0.01, values="float16"),
+    Strom(0.25),
+    ScaledSign(),
+    ScaledSign(7),
+    QSGD(3, 8),
+    QSGD(255, 512),
+    Natural(),
+    Contractive(QSGD(2, 16)),
+    Contractive(Natural()),
+]
+
+CONTRACTIONS = [c for c in COMPRESSORS if c.delta(10_000) >= 0]
+
+
+def rules(compressor: Compressor) -> list[Feedback]:
+    """Every rule over one contraction."""
+    return [
+        Plain(compressor),
+        MemSGD(compressor),
+        EF21(compressor),
+        EF21(compressor, start="compressed"),
+        EF21(compressor, start="zero"),
+        EF21Plus(compressor),
+        EF21Plus(compressor, start="zero"),
+        EF21SGDM(compressor, eta=0.3),
+        EF21SGDM(compressor, eta=1.0, start="compressed"),
+        EControl(compressor, eta=0.2),
+        EControl(compressor, eta=1.0, start="zero"),
+    ]
+
+
+METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8))]
