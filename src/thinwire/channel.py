@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +98,6 @@ class Channel:
         self._sent: list[Part] = []
         self._received: list[Part] = []
         self._fault: tuple[int | None, str] | None = None
-        self._lock = threading.Lock()
         self._method = zlib.crc32(str(rule).encode())
 
     @property
@@ -223,17 +221,14 @@ class Channel:
         return payload
 
     def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
-        with self._lock:  # futures of several buckets may complete in several threads
-            self.server.remember(part.layout)
-            self._received.append(part)
-            state = self.server.bind(part.layout)
+        self.server.remember(part.layout)
+        self._received.append(part)
         result = torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
-        part.rule.receive(payloads, part.layout, state, result)
+        part.rule.receive(payloads, part.layout, self.server.bind(part.layout), result)
         part.put(result if sent.scale == 1.0 else result.mul_(sent.scale), out, sent.layout)
 
     def _refuse(self, rank: int | None, parameter: str, out: Tensor) -> Tensor:
-        with self._lock:
-            self._fault = self._fault or (rank, parameter)
+        self._fault = self._fault or (rank, parameter)
         return out.fill_(float("nan"))
 
     def finish(self) -> NonFiniteGradient | None:

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 
 
 def allgather_bytes(nbytes: int, workers: int) -> int:
@@ -51,6 +50,19 @@ class Loopback:
         return list(messages), _traffic(messages[0].numel(), longest, self.size, not fixed)
 
 
+@dataclass(frozen=True)
+class Pending:
+    """Messages on their way."""
+
+    work: dist.Work
+    messages: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        """The messages, in rank order; raises what the collective raised."""
+        self.work.wait()
+        return self.messages
+
+
 class Group:
     """The ranks of a torch process group."""
 
@@ -58,19 +70,16 @@ class Group:
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
 
-    def gather(self, message: Tensor, *, fixed: bool) -> tuple[Future[list[Tensor]], Traffic]:
-        """A future of all messages in rank order. Sizes, where they may differ, are exchanged before it returns.
-
-        (Waiting for a second collective inside a future's callback hangs on gloo with several buckets in flight.)
-        """
+    def gather(self, message: Tensor, *, fixed: bool) -> tuple[Pending, Traffic]:
+        """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once."""
         sizes = [message.numel()] * self.size if fixed else self._sizes(message)
         longest = max(sizes)
         padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
         gathered = padded.new_empty(self.size * longest)
-        future = _start_all_gather(gathered, padded, self.group).get_future()
+        work = _start_all_gather(gathered, padded, self.group)
         rows = gathered.view(self.size, longest)
-        arrived = future.then(lambda done: _checked(done, [row[:size] for row, size in zip(rows, sizes, strict=True)]))
-        return arrived, _traffic(message.numel(), longest, self.size, not fixed)
+        messages = [row[:size] for row, size in zip(rows, sizes, strict=True)]
+        return Pending(work, messages), _traffic(message.numel(), longest, self.size, not fixed)
 
     def _sizes(self, message: Tensor) -> list[int]:
         mine = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
@@ -89,11 +98,6 @@ class Group:
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item, group=self.group)
         return items
-
-
-def _checked(done: Future[Any], messages: list[Tensor]) -> list[Tensor]:
-    done.value()  # raises what the collective raised
-    return messages
 
 
 def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:

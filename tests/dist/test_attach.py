@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.dist.training import Run, batch, differences, network, optimizer_of, train_simulated
+from tests.dist.world import run_world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from tests.dist.training import Run, batch, differences, network, optimizer_of, train_simulated
-from tests.dist.world import run_world
 from thinwire.errors import AttachError, WireError
 
 pytestmark = pytest.mark.dist

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.dist.training import batch, differences, network
+from tests.dist.world import run_world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from tests.dist.training import batch, differences, network
-from tests.dist.world import run_world
 from thinwire.errors import NonFiniteGradient
 
 pytestmark = pytest.mark.dist
@@ -111,7 +111,7 @@ def test_a_scaler_skips_the_step_and_its_scale_never_reaches_the_state(tmp_path:
 
 
 def overflowing(rank: int, size: int) -> tuple[list[bool], float, bool]:
-    """float16 gradients whose memory outgrows float16: the result overflows on all ranks alike, so the step is refused."""
+    """float16 gradients whose memory outgrows float16: the result overflows on all ranks alike: refused."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False).half()
     ddp = DistributedDataParallel(model)

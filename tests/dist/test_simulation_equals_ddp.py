@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from tests.dist.training import Parameters, Run, batch, differences, train_ddp, train_simulated
 from tests.dist.world import run_world
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.dist
 

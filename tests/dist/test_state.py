@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.dist.training import Run, differences, train_ddp
+from tests.dist.world import run_world
 from torch.distributed.checkpoint.stateful import Stateful
 
 import thinwire
-from tests.dist.training import Run, differences, train_ddp
-from tests.dist.world import run_world
 from thinwire.errors import StateError
 
 pytestmark = pytest.mark.dist
@@ -62,7 +62,7 @@ def mean_of(states: list[dict[str, Any]], slot: str) -> dict[str, torch.Tensor]:
 
 
 def resized(rank: int, size: int, folder: str, old: int) -> list[dict[str, Any]]:
-    """Load the states of `old` ranks into this world; returns the new states, after checking that the default refuses."""
+    """Load the states of `old` ranks into this world, after checking that the default refuses."""
     new_states = []
     for place, rule in enumerate(RULES):
         merged = thinwire.merge_states(

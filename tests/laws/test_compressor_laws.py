@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
 from tests.laws.gradients import LAYOUTS, eps, vectors
 from tests.laws.methods import COMPRESSORS
+from torch import Tensor
+
 from thinwire import Compressor, Key, Layout, TopK
 from thinwire.payload import Reader, pack_payload, unpack_payload
 

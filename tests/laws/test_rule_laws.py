@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
 from tests.laws.gradients import LAYOUTS, eps, streams
 from tests.laws.methods import COMPRESSORS, METHODS
+from torch import Tensor
+
 from thinwire import (
     EF21,
     EF21SGDM,
@@ -130,7 +130,7 @@ def test_no_compression_is_plain_sgd_bit_for_bit(
 def test_increments_without_compression_are_gradient_descent(
     rule: Feedback, data: st.DataObject, layout: Layout
 ) -> None:
-    """local + (g - local) is g up to rounding, so the exchanged gradient is the mean (after a zero start's first step)."""
+    """local + (g - local) is g up to rounding, so out is the mean (after a zero start's first step)."""
     stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
     sim = simulation(rule, layout)
     mass = torch.zeros(layout.numel, dtype=torch.float64)

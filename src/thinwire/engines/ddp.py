@@ -2,8 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from thinwire.channel import Channel, Outgoing
 from thinwire.checkpoint import OnResize, load_, save
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, ThinwireError
-from thinwire.exchange import Group
+from thinwire.exchange import Group, Pending
 from thinwire.feedback import Need, Rule, as_feedback
 from thinwire.feedback.route import Route
 from thinwire.layout import Layout
@@ -42,13 +41,10 @@ class Handle:
         self._names = {id(parameter): name for name, parameter in _trained(ddp).items()}
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._errors: list[ThinwireError] = []
+        self._arrivals: list[_Arrival] = []
         self._unfinished = False
-        self._used: set[str] | None = None
-        if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
-            self._used = set()
-            for name, parameter in _trained(ddp).items():
-                hook = parameter.register_post_accumulate_grad_hook
-                hook(lambda _, name=name: self._mark(name))  # type: ignore[no-untyped-call]
+        self._static = bool(getattr(ddp, "static_graph", False))
+        self._used = _watch_use(ddp) if self._static or ddp.find_unused_parameters else None
 
     @property
     def rule(self) -> Rule:
@@ -79,21 +75,37 @@ class Handle:
             used=self._used_somewhere(layout, flat.device),
             measure=self.ledger.due(self.channel.step),
         )
-        arrived, traffic = self._group.gather(sent.message, fixed=sent.fixed)
+        pending, traffic = self._group.gather(sent.message, fixed=sent.fixed)
         self.ledger.add(traffic, layout.numel, sent.norms)
-        if bucket.is_last():
-            self._finish_after_backward()
-        return arrived.then(partial(_receive, self.channel, self._errors, sent, flat))
+        arrival = _Arrival(sent, pending, flat)
+        self._arrivals.append(arrival)
+        self._proceed(last=bucket.is_last())
+        return arrival.result
+
+    def _proceed(self, *, last: bool) -> None:
+        """Have the answers received and the step finished, as late as DDP allows.
+
+        Callbacks at the end of a backward pass run in the order they were queued, and DDP queues the one that waits for
+        the buckets after the last hook has returned: so ours receives, and queues a second one that finishes. But a
+        static graph's first step calls the hooks from DDP's last callback, and a rank that ran out of data under
+        `ddp.join()` calls them outside any backward pass: there the answers are needed at once.
+        """
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and not (self._static and self.ledger.steps == 0):
+            if last:
+                _at_end_of_backward(self._end_backward)
+            return
+        self._receive_all()
+        if last and in_backward:
+            _at_end_of_backward(self._finish)
+        elif last:
+            self._unfinished = True
 
     def _layout(self, bucket: GradBucket) -> Layout:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         if names not in self._layouts:
             self._layouts[names] = self.channel.layout(names)
         return self._layouts[names]
-
-    def _mark(self, name: str) -> None:
-        assert self._used is not None
-        self._used.add(name)
 
     def _used_somewhere(self, layout: Layout, device: torch.device) -> Sequence[bool] | None:
         """Which parameters some rank used this step; DDP drops the others' results, so nothing is sent for them."""
@@ -102,24 +114,33 @@ class Handle:
         marks = torch.tensor([piece.name in self._used for piece in layout.pieces], device=device)
         return [bool(mark) for mark in self._group.any(marks).tolist()]
 
-    def _finish_after_backward(self) -> None:
-        """Call `finish` once DDP has waited for every bucket and written the gradients.
+    def _receive_all(self) -> None:
+        """Turn what has arrived into gradients, in the order it was sent.
 
-        Callbacks at the end of a backward pass run in order, and DDP queues its own after this hook returns: so ours
-        queues a second one. Under `ddp.join()` a rank that ran out of data calls the hook outside any backward pass;
-        `_settle` finishes for it.
+        This is done in the thread of the backward pass: a Python callback in a thread of the process group can outlive
+        the group or the interpreter, and then ends the process. An error is kept until DDP is done.
         """
-        engine: Any = Variable._execution_engine
-        if torch._C._current_graph_task_id() == -1:
-            self._unfinished = True
-        else:
-            engine.queue_callback(lambda: engine.queue_callback(self._finish))
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            messages = arrival.pending.wait()
+            try:
+                self.channel.receive(arrival.sent, messages, arrival.flat)
+            except ThinwireError as error:
+                self._errors.append(error)
+                arrival.flat.fill_(float("nan"))
+            arrival.result.set_result(arrival.flat)
+
+    def _end_backward(self) -> None:
+        """Receive, and finish once DDP has written the gradients."""
+        self._receive_all()
+        _at_end_of_backward(self._finish)
 
     def _settle(self) -> None:
-        """Finish a joined rank's last step; undo a step whose backward pass broke off."""
+        """Finish a step that could not finish by itself; undo one whose backward pass broke off."""
         if self._unfinished:
             self._unfinished = False
             self._finish()
+        self._arrivals.clear()
         self.channel.abandon()
 
     def _finish(self) -> None:
@@ -137,19 +158,27 @@ class Handle:
             raise fault
 
 
-def _receive(
-    channel: Channel, errors: list[ThinwireError], sent: Outgoing, flat: Tensor, done: Future[list[Tensor]]
-) -> Tensor:
-    """The exchanged gradient. An error is kept for the end of the backward pass, where its type survives.
+class _Arrival:
+    """One bucket's exchange under way, and the future that DDP waits for."""
 
-    This runs in a thread of the process group, so it must not own the group: the last to let go of a group joins its
-    threads, and a thread that joins itself ends the process.
-    """
-    try:
-        return channel.receive(sent, done.value(), flat)
-    except ThinwireError as error:
-        errors.append(error)
-        return flat.fill_(float("nan"))
+    def __init__(self, sent: Outgoing, pending: Pending, flat: Tensor) -> None:
+        self.sent, self.pending, self.flat = sent, pending, flat
+        self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
+
+
+def _watch_use(ddp: DistributedDataParallel) -> set[str]:
+    """A set that names every parameter as soon as it gets a gradient. (No handle in it: DDP would never be freed.)"""
+    used: set[str] = set()
+    for name, parameter in _trained(ddp).items():
+        hook = parameter.register_post_accumulate_grad_hook
+        hook(lambda _, name=name: used.add(name))  # type: ignore[no-untyped-call]
+    return used
+
+
+def _at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward pass is done, after all callbacks that were queued before."""
+    engine: Any = Variable._execution_engine
+    engine.queue_callback(callback)
 
 
 def comm_hook(handle: Handle, bucket: GradBucket) -> Future[Tensor]:
