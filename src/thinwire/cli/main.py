@@ -1,0 +1,53 @@
+"""The entry point: the commands, and errors shown as messages instead of tracebacks."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from thinwire.cli.compare import compare
+from thinwire.cli.console import show_error
+from thinwire.cli.demo import demo
+from thinwire.cli.info import info
+from thinwire.cli.report import report
+from thinwire.cli.train import train
+from thinwire.errors import ThinwireError
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, by custom 128 + SIGINT."""
+
+app = typer.Typer(
+    name="thinwire",
+    help="Data-parallel training that sends few bytes and remembers what it did not send.",
+    epilog="Start with: thinwire demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+for command in (demo, train, compare, report, info):
+    app.command(no_args_is_help=command in (train, compare, report))(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 1 for a run that came to nothing, 2 for a mistake in what was asked."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(words, prog_name="thinwire", obj=words)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            show_error("interrupted; the workers were stopped")
+        return ended.code if isinstance(ended.code, int) else 0
+    except ThinwireError as error:
+        show_error(str(error))
+        if "--debug" in words:
+            traceback.print_exception(error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

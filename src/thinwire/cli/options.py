@@ -1,0 +1,74 @@
+"""Options that several commands share, with the help that the user reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from thinwire.errors import ConfigError
+
+Number = TypeVar("Number", int, float)
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, text or logistic.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")]
+Workers = Annotated[int, typer.Option("--workers", "-n", help="Number of workers.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="ddp: real processes on gloo; sim: simulated in this process, same numbers.")
+]
+Steps = Annotated[int | None, typer.Option("--steps", help="Training steps (default: the task's).", show_default=False)]
+Batch = Annotated[
+    int | None, typer.Option("--batch", help="Samples of one worker's step (default: the task's).", show_default=False)
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", help="sgd, momentum or adam (default: the task's).", show_default=False),
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule", help="Learning rate: constant, cosine or decay (default: the task's).", show_default=False
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="A two-class LIBSVM file for logistic, plain or .bz2, .gz, .xz.", show_default=False),
+]
+Evaluations = Annotated[int, typer.Option("--evaluations", help="How often the test metric is taken during a run.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Where the record goes (default: runs/TASK-TIME.jsonl).", show_default=False),
+]
+Page = Annotated[Path | None, typer.Option("--page", help="Also write the report page here.", show_default=False)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's traceback.")]
+
+
+def record_path(out: Path | None, name: str) -> Path:
+    """The record's path: as given, or a new name under `runs/` that carries the time."""
+    if out is not None:
+        return out
+    stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(path for path in (Path("runs") / f"{name}.jsonl" for name in names) if not path.exists())
+
+
+def integers(text: str, option: str) -> list[int]:
+    """The whole numbers of a comma-separated option."""
+    return _numbers(text, int, option, "0,1,2")
+
+
+def decimals(text: str, option: str) -> list[float]:
+    """The numbers of a comma-separated option."""
+    return _numbers(text, float, option, "0.1,0.05")
+
+
+def _numbers(text: str, kind: Callable[[str], Number], option: str, example: str) -> list[Number]:
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        problem = f"{option} takes numbers with commas between them, got {text!r}; for example {option} {example}"
+        raise ConfigError(problem) from None

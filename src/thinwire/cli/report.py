@@ -1,0 +1,35 @@
+"""`thinwire report`: records in, one page out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.console import console, say
+from thinwire.experiments.numbers import plural
+from thinwire.experiments.records import read_records
+from thinwire.report.page import write_page
+
+
+def report(
+    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records that train or compare wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
+    debug: options.Debug = False,
+) -> None:
+    """Turn records into one self-contained HTML page.
+
+    Loss against steps, against bytes and against seconds, a table, and the provenance of every run. The page is
+    made from the records alone and needs no network.
+
+    **Examples**
+
+      thinwire report runs/digits-20260101-120000.jsonl
+
+      thinwire report runs/*.jsonl --out comparison.html
+    """
+    runs = read_records(records)
+    write_page(runs, out)
+    say(console(), f"report: {out} ({plural(len(runs), 'run')})")

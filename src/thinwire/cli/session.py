@@ -1,0 +1,36 @@
+"""A session: what train, compare and demo do alike once their runs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from thinwire.cli.console import console, say
+from thinwire.cli.progress import progress
+from thinwire.cli.table import result_table
+from thinwire.experiments.config import RunConfig
+from thinwire.experiments.summary import summarise
+from thinwire.experiments.train import train
+from thinwire.experiments.verdict import verdict
+from thinwire.report.page import check_report_packages, write_page
+
+
+def run_and_show(context: typer.Context, configs: Sequence[RunConfig], record: Path, page: Path | None) -> None:
+    """Train with a progress display, print the table and the verdict, write the page if one is wanted."""
+    if page is not None:
+        check_report_packages()
+    out = console()
+    with progress(out, len(configs), configs[0].workers, configs[0].engine) as listener:
+        runs = train(configs, record, command=["thinwire", *context.obj], listener=listener)
+    rows = summarise(runs)
+    out.print(result_table(rows))
+    for sentence in verdict(rows):
+        say(out, sentence)
+    say(out, f"record: {record}")
+    if page is not None:
+        write_page(runs, page)
+        say(out, f"report: {page}")
+    if all(row.diverged for row in rows):
+        raise typer.Exit(1)

@@ -1,0 +1,66 @@
+"""`thinwire train`: one run of one method."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.session import run_and_show
+from thinwire.experiments.config import RunConfig
+
+
+def train(
+    context: typer.Context,
+    task: options.TaskName,
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="A rule such as 'memsgd(topk(0.01))', or dense, fp16, powersgd.")
+    ] = "memsgd(topk(0.01))",
+    workers: options.Workers = 4,
+    engine: options.Engine = "ddp",
+    steps: options.Steps = None,
+    batch: options.Batch = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate (default: the task's).", show_default=False)
+    ] = None,
+    optimizer: options.Optimizer = None,
+    schedule: options.Schedule = None,
+    seed: Annotated[int, typer.Option("--seed", help="Decides initialisation, order of data and random masks.")] = 0,
+    data: options.Data = None,
+    evaluations: options.Evaluations = 10,
+    out: options.Out = None,
+    page: options.Page = None,
+    debug: options.Debug = False,
+) -> None:
+    """Train TASK with one method and leave a record.
+
+    Tasks: **digits** (scikit-learn's 8x8 images, a small CNN), **text** (a byte-level transformer on the
+    source of Python's standard library), **logistic** (breast cancer, or the LIBSVM file of --data).
+
+    A method is a rule's text (**thinwire info** lists the names) or one of torch's own: dense (plain DDP),
+    fp16 (its float16 hook), powersgd (its PowerSGD hook, ddp only).
+
+    **Examples**
+
+      thinwire train digits --method 'memsgd(topk(0.01))' --workers 4
+
+      thinwire train text -m 'ef21sgdm(topk(0.01), eta=0.2)' --engine sim
+
+      thinwire train logistic --data rcv1.bz2 -m 'memsgd(topk(count=10))' --lr 2
+    """
+    config = RunConfig.of(
+        task,
+        method,
+        workers=workers,
+        engine=engine,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        optimizer=optimizer,
+        schedule=schedule,
+        seed=seed,
+        data=str(data) if data else None,
+        evaluations=evaluations,
+    )
+    run_and_show(context, [config], options.record_path(out, task), page)

@@ -1,0 +1,51 @@
+"""The inventory: versions, devices, optional packages and names, in words."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+from thinwire import spec
+from thinwire.experiments.peers import PEERS
+from thinwire.experiments.provenance import commit, cpu_model, version
+from thinwire.problems import TASKS
+
+EXTRAS = {
+    "scikit-learn": "tasks",
+    "plotly": "report",
+    "jinja2": "report",
+    "numba": "fast",
+}
+"""Optional packages and the extra that brings them; looked up by their metadata, never imported."""
+
+
+def inventory() -> dict[str, str]:
+    """What `thinwire info` shows, line by line."""
+    return {
+        "thinwire": f"{version('thinwire') or 'not installed'}" + (f" ({commit()})" if commit() else ""),
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
+        "processor": f"{cpu_model()}, {os.cpu_count()} CPUs",
+        "devices": ", ".join(["cpu", *_gpus()]),
+        "process groups": ", ".join(_process_groups()),
+        **{name: version(name) or f"missing: pip install 'thinwire[{extra}]'" for name, extra in EXTRAS.items()},
+        "tasks": ", ".join(TASKS),
+        "compressors": ", ".join(sorted(spec.COMPRESSORS)),
+        "rules": ", ".join(sorted(spec.RULES)),
+        "torch's own": "; ".join(f"{peer.name} ({peer.about})" for peer in PEERS.values()),
+    }
+
+
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _process_groups() -> list[str]:
+    backends = {
+        "gloo": torch.distributed.is_gloo_available,
+        "nccl": torch.distributed.is_nccl_available,
+        "mpi": torch.distributed.is_mpi_available,
+    }
+    return [name for name, there in backends.items() if there()] if torch.distributed.is_available() else ["none"]

@@ -1,0 +1,79 @@
+"""Numbers as people read them: bytes, ratios, seconds and metrics."""
+
+from __future__ import annotations
+
+from thinwire.experiments.summary import Row, Spread
+
+NOTHING = "–"
+
+
+def show_bytes(count: float) -> str:
+    """Bytes in decimal units with three digits.
+
+    >>> show_bytes(1_234_567), show_bytes(999), show_bytes(0)
+    ('1.23 MB', '999 B', '0 B')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{_three(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _three(value: float) -> str:
+    """Three significant digits, but never fewer than the whole part has."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def show_count(value: float) -> str:
+    """A factor with two or three digits.
+
+    >>> show_count(37.234), show_count(1.9999), show_count(412.3)
+    ('37.2', '2.00', '412')
+    """
+    return _three(value)
+
+
+def show_ratio(ratio: Spread | None) -> str:
+    """How many times fewer bytes, for a cell of a table."""
+    return NOTHING if ratio is None else f"{show_count(ratio.mean)}×"
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration.
+
+    >>> show_seconds(3.14159), show_seconds(75.2)
+    ('3.14 s', '1 min 15 s')
+    """
+    return f"{_three(seconds)} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun.
+
+    >>> plural(1, "run"), plural(3, "worker")
+    ('1 run', '3 workers')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def metric_name(row: Row) -> str:
+    """The test metric's name in words."""
+    return f"test {row.runs[0].task['metric']}".replace("_", " ")
+
+
+def show_value(value: float, percent: bool) -> str:
+    """A metric's value: a percentage, or a plain number."""
+    return f"{100 * value:.1f} %" if percent else f"{value:.3f}"
+
+
+def show_metric(row: Row) -> str:
+    """A row's test metric, with its deviation over seeds where there are several."""
+    if row.metric is None:
+        return "diverged" if row.diverged else NOTHING
+    percent = bool(row.runs[0].task["percent"])
+    shown = show_value(row.metric.mean, percent)
+    if row.metric.deviation is not None:
+        deviation = f"{100 * row.metric.deviation:.1f}" if percent else f"{row.metric.deviation:.3f}"
+        number, _, unit = shown.partition(" ")
+        shown = f"{number} ± {deviation} {unit}".rstrip()
+    return shown + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "")

@@ -1,0 +1,106 @@
+"""The summary: runs that differ in their seed alone, taken together as one row of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from thinwire.experiments.config import RunConfig
+from thinwire.experiments.records import RunRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; the deviation of one seed is unknown."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Over the values that are there; None when there are none."""
+        there = [value for value in values if value is not None and math.isfinite(value)]
+        if not there:
+            return None
+        return cls(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One method at one setting, over its seeds."""
+
+    label: str
+    config: RunConfig
+    """The first seed's."""
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.config.seed for run in self.runs]
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs ended early with a loss that was no number."""
+        return sum(run.end["status"] != "done" for run in self.runs)
+
+    @property
+    def metric(self) -> Spread | None:
+        return Spread.of(run.metric for run in self.runs)
+
+    @property
+    def seconds(self) -> Spread | None:
+        return self._total("seconds")
+
+    @property
+    def sent_bytes(self) -> Spread | None:
+        return self._total("sent_bytes")
+
+    @property
+    def ratio_fp32(self) -> Spread | None:
+        return self._total("ratio_fp32")
+
+    @property
+    def ratio_fp16(self) -> Spread | None:
+        return self._total("ratio_fp16")
+
+    def _total(self, name: str) -> Spread | None:
+        return Spread.of(run.end[name] for run in self.runs)
+
+
+def summarise(runs: Sequence[RunRecord]) -> list[Row]:
+    """One row for each configuration up to its seed, in order of appearance."""
+    groups: dict[RunConfig, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(dataclasses.replace(run.config, seed=0), []).append(run)
+    labels = _labels(list(groups))
+    return [Row(label, group[0].config, tuple(group)) for label, group in zip(labels, groups.values(), strict=True)]
+
+
+_DISTINCTIONS: tuple[tuple[str, Callable[[RunConfig], Any]], ...] = (
+    ("lr", lambda config: f"{config.lr:g}"),
+    ("optimizer", lambda config: config.optimizer),
+    ("schedule", lambda config: config.schedule),
+    ("workers", lambda config: config.workers),
+    ("engine", lambda config: config.engine),
+    ("batch", lambda config: config.batch),
+    ("steps", lambda config: config.steps),
+)
+
+
+def _labels(configs: Sequence[RunConfig]) -> list[str]:
+    """The methods' texts; where one method stands in several rows, with the settings in which they differ."""
+    shared = Counter(config.method for config in configs)
+    return [
+        config.method if shared[config.method] == 1 else config.method + _distinction(config, configs)
+        for config in configs
+    ]
+
+
+def _distinction(config: RunConfig, configs: Sequence[RunConfig]) -> str:
+    twins = [other for other in configs if other.method == config.method]
+    moving = [(name, show) for name, show in _DISTINCTIONS if len({show(twin) for twin in twins}) > 1]
+    return "".join(f" · {name} {show(config)}" for name, show in moving)

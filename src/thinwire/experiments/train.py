@@ -1,0 +1,101 @@
+"""Training: configurations in, one record out, on either engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.experiments.config import RunConfig
+from thinwire.experiments.job import Job
+from thinwire.experiments.loop import Loop
+from thinwire.experiments.provenance import provenance
+from thinwire.experiments.recorder import Listener, Recorder
+from thinwire.experiments.records import RunRecord, read_records
+from thinwire.experiments.simulated import SimulatedRun
+from thinwire.experiments.tail import Tail
+from thinwire.problems import load_task
+
+SHARED = ("task", "data", "engine", "workers")
+"""What all runs of one command have in common: they share the data and one launch of workers."""
+
+
+def train(
+    configs: Sequence[RunConfig], record: Path, command: Sequence[str] = (), listener: Listener | None = None
+) -> list[RunRecord]:
+    """Train the runs one after the other, write their record, and read it back.
+
+    `listener` is called with every line of the record as it is written.
+    """
+    _check_shared(configs)
+    _check_record(record)
+    origin = provenance(command)
+    engine = _simulate if configs[0].engine == "sim" else _distribute
+    try:
+        engine(configs, record, origin, listener)
+    finally:
+        if record.stat().st_size == 0:
+            record.unlink()  # nothing started: leave nothing behind
+    return read_records([record])
+
+
+def _check_shared(configs: Sequence[RunConfig]) -> None:
+    if not configs:
+        raise ConfigError("no runs were given; name at least one method")
+    for name in SHARED:
+        values = {getattr(config, name) for config in configs}
+        if len(values) > 1:
+            raise ConfigError(f"runs of one command share their {name}, got {values}; use a command for each")
+
+
+def _check_record(record: Path) -> None:
+    """Refuse to write over a file before anything starts."""
+    if record.exists():
+        raise ConfigError(f"the record {record} exists already; give --out another name or remove it")
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.touch()
+    except OSError as error:
+        raise ConfigError(f"the record {record} cannot be written: {error.strerror}; give --out another path") from None
+
+
+def _simulate(configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None) -> None:
+    task = load_task(configs[0].task, configs[0].data)
+    recorder = Recorder(record, origin, listener)
+    try:
+        with one_thread():
+            for config in configs:
+                Loop(SimulatedRun(config, task), recorder).go()
+    finally:
+        recorder.close()
+
+
+def _distribute(
+    configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    from thinwire.experiments.launch import launch  # torch's launcher is slow to import
+
+    if configs[0].data:
+        load_task(configs[0].task, configs[0].data)  # a bad file is told here, before n processes start
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, Tail(record, listener or _ignore):
+        launch(Job(tuple(configs), record, origin, Path(folder)))
+
+
+def _ignore(line: Mapping[str, Any]) -> None:
+    """Listen to nothing."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, as every real worker has: sums then come in the same order, bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,70 @@
+"""The worker: what torch's launcher starts n times; it trains its share of every run of a job.
+
+python -m thinwire.experiments.worker JOB.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.experiments.config import RunConfig
+from thinwire.experiments.distributed import DistributedRun
+from thinwire.experiments.job import Job
+from thinwire.experiments.loop import Loop
+from thinwire.experiments.recorder import Recorder
+from thinwire.problems import Task, load_task
+
+
+def work(job: Job) -> None:
+    """Train all configurations of the job, one after the other, in one process group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        first = job.configs[0]
+        task = load_task(first.task, first.data)
+        _warm_up(first, task)
+        recorder = Recorder(job.record, job.provenance) if dist.get_rank() == 0 else None
+        for config in job.configs:
+            dist.barrier()
+            Loop(DistributedRun(config, task), recorder).go()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _warm_up(config: RunConfig, task: Task) -> None:
+    """Two dense steps of a throw-away model: connections, allocator and kernels are then warm for every run."""
+    model = DistributedDataParallel(task.model(0))
+    for step in range(2):
+        loss = task.loss(model, task.batch(0, step, dist.get_rank(), config.workers, config.batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def main() -> int:
+    """Work; a failure is left in the job's folder for the parent, which shows it to the user."""
+    job = Job.read(Path(sys.argv[1]))
+    try:
+        work(job)
+    except Exception as error:
+        failure = {
+            "time": time.time(),
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exc(),
+        }
+        job.failure_path(int(os.environ["RANK"])).write_text(json.dumps(failure), encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The catalogue of tasks: their names on the command line, and how each is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+from thinwire.problems.digits import Digits
+from thinwire.problems.logistic import Logistic
+from thinwire.problems.task import Task
+from thinwire.problems.text import Text
+
+TASKS: dict[str, type[Task]] = {"digits": Digits, "text": Text, "logistic": Logistic}
+
+
+def check_task(name: str, data: str | None = None) -> type[Task]:
+    """The class of the task `name`; nothing is loaded yet."""
+    if name not in TASKS:
+        raise ConfigError(f"unknown task {name!r}; the tasks are {', '.join(TASKS)}")
+    if data is not None and name != "logistic":
+        raise ConfigError(f"the task {name!r} brings its own data, got --data {data}; only 'logistic' reads a file")
+    return TASKS[name]
+
+
+def load_task(name: str, data: str | None = None) -> Task:
+    """The task `name` with its data in memory."""
+    kind = check_task(name, data)
+    if kind is Logistic:
+        return Logistic.load(Path(data) if data else None)
+    return Text.load() if kind is Text else Digits.load()

@@ -1,0 +1,92 @@
+"""LIBSVM files: rows `label index:value …`, plain or compressed, read with the line number of any mistake."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import math
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from thinwire.errors import DataError
+from thinwire.problems.extras import require
+
+_OPENERS: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+
+
+def _open(path: Path) -> IO[bytes]:
+    stream: IO[bytes] = _OPENERS.get(path.suffix, open)(path, "rb")
+    return stream
+
+
+def read_libsvm(path: Path) -> tuple[Any, Any]:
+    """The rows (scipy CSR matrix, float32) and labels -1 and +1 of a two-class file.
+
+    The smaller label becomes -1, the larger +1. A file that is missing, damaged, empty or malformed, or has
+    another number of classes than two, is a `DataError`.
+    """
+    load = require("sklearn.datasets", "tasks", "reading LIBSVM files").load_svmlight_file
+    if not path.is_file():
+        raise DataError(f"data file {path} does not exist; give --data a LIBSVM file, plain or .bz2, .gz, .xz")
+    try:
+        with _open(path) as stream:
+            rows, labels = load(stream, dtype=np.float32)
+    except _DAMAGED as damage:
+        problem = f"data file {path} is truncated or not what its ending says: {damage}; fetch it again"
+        raise DataError(problem) from damage
+    except (ValueError, OverflowError) as mistake:
+        _locate_mistake(path)
+        raise DataError(f"data file {path} is not in LIBSVM format: {mistake}") from mistake
+    if not (np.isfinite(rows.data).all() and np.isfinite(labels).all()):
+        _locate_mistake(path)
+    return rows, _signs(labels, path)
+
+
+def _signs(labels: Any, path: Path) -> Any:
+    classes = np.unique(labels)
+    if len(classes) == 0:
+        raise DataError(f"data file {path} holds no rows; a LIBSVM file has one row `label index:value …` a line")
+    if len(classes) != 2:
+        shown = ", ".join(f"{label:g}" for label in classes[:6]) + (", …" if len(classes) > 6 else "")
+        raise DataError(f"data file {path} has {len(classes)} classes ({shown}); logistic regression takes exactly 2")
+    return np.where(labels == classes[0], -1.0, 1.0).astype(np.float32)
+
+
+def _locate_mistake(path: Path) -> None:
+    """Raise for the first malformed line, if there is one; scikit-learn's reader does not say which it was."""
+    with _open(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            problem = _problem(line.partition(b"#")[0].split())
+            if problem:
+                raise DataError(f"data file {path}, line {number}: {problem}; a row reads `label index:value …`")
+
+
+def _problem(words: list[bytes]) -> str | None:
+    """What is wrong with one row, or None."""
+    if words and _number(words[0]) is None:
+        return f"label {words[0].decode(errors='replace')!r} is not a finite number"
+    previous = -1
+    for word in words[1:]:
+        shown = word.decode(errors="replace")
+        index, colon, value = word.partition(b":")
+        if index == b"qid":
+            continue
+        if not colon or not index.isdigit() or _number(value) is None:
+            return f"{shown!r} is not a pair index:value of a whole number and a finite number"
+        if int(index) <= previous:
+            return f"index {int(index)} does not exceed the index {previous} before it"
+        previous = int(index)
+    return None
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

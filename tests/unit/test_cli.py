@@ -1,0 +1,173 @@
+"""The command line: what it accepts, what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from thinwire import parse
+from thinwire.cli.main import app, main
+from thinwire.errors import SpecError
+from thinwire.experiments import read_records
+
+QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]
+TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--debug"}
+SETTINGS = {"--batch", "--lr", "--optimizer", "--schedule", "--data", "--evaluations"}
+
+# Changing what stands here changes what people type: say so in the changelog.
+COMMANDS = {
+    "demo": TRAINING | {"--seeds"},
+    "train": TRAINING | SETTINGS | {"--method", "--seed"},
+    "compare": TRAINING | SETTINGS | {"--seeds"},
+    "report": {"--out", "--debug"},
+    "info": set(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command runs in a folder of its own, and wide enough that help is not wrapped inside a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_the_commands_and_their_options_are_these() -> None:
+    group = typer.main.get_command(app)
+    found = {
+        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+    }
+    assert {name: options - {"--help"} for name, options in found.items()} == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"thinwire {command}" in capsys.readouterr().out.partition("Usage")[2].partition("\n")[2]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+def test_train_prints_a_table_and_leaves_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--method", "memsgd(topk(0.01))", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "memsgd(topk(0.01))" in out
+    assert "\x1b" not in out
+    (record,) = Path("runs").glob("digits-*.jsonl")
+    assert f"record: {record}" in out
+    (run,) = read_records([record])
+    assert run.provenance["command"].startswith("thinwire train digits --method 'memsgd(topk(0.01))'")
+
+
+def test_compare_takes_seeds_and_rates_and_report_makes_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "logistic", "dense", "ef21(topk(0.1))", "--seeds", "0,1", "--lr", "0.5,0.25", *QUICK]
+    assert main([*words, "--out", "r.jsonl", "--page", "direct.html"]) == 0
+    out = capsys.readouterr().out
+    assert "±" in out
+    assert "report: direct.html" in out
+    assert [run.config.lr for run in read_records([Path("r.jsonl")])] == [0.5, 0.5, 0.25, 0.25]
+    assert main(["report", "r.jsonl", "--out", "later.html"]) == 0
+    assert "report: later.html (4 runs)" in capsys.readouterr().out
+    assert Path("later.html").read_text() == Path("direct.html").read_text()
+
+
+def test_demo_shows_five_methods_and_writes_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--engine", "sim", "--workers", "2", "--steps", "3", "--seeds", "0", "--out", "d.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "[5/5]" in out
+    assert "report: d.html" in out
+    assert Path("d.html").exists()
+
+
+def test_train_reads_a_libsvm_file(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{1 if row % 2 else -1} 1:{row % 2} 2:{row}" for row in range(40)]
+    Path("rows.txt").write_text("\n".join(rows))
+    assert main(["train", "logistic", "--data", "rows.txt", *QUICK]) == 0
+    rows[6] = "1 2:x"
+    Path("rows.txt").write_text("\n".join(rows))
+    assert main(["train", "logistic", "--data", "rows.txt", *QUICK]) == 2
+    assert "error: data file rows.txt, line 7: '2:x' is not a pair" in capsys.readouterr().err
+
+
+def test_info_names_versions_methods_and_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("torch", "gloo", "memsgd", "topk", "powersgd", "logistic"))
+
+
+def test_a_mistake_in_a_method_is_shown_with_its_caret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--method", "ef21(topk(2))"]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith("\n  ef21(topk(2))\n       ^\n")
+    assert "Traceback" not in err
+
+
+def test_an_error_is_printed_as_it_is_even_with_brackets_and_long_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "memsgd(topk(0.01, values=[red]wrong[/red]" + " " * 200 + "))"
+    assert main(["train", "digits", "--method", text]) == 2
+    err = capsys.readouterr().err
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert err == f"error: {caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["train", "digit"], "unknown task 'digit'"),
+        (["train", "digits", "--workers", "0"], "workers must be a whole number from 1 to 256, got 0"),
+        (["train", "digits", "--lr", "-1"], "lr must be a finite number above 0, got -1.0"),
+        (["train", "digits", "--engine", "mpi"], "engine must be one of ddp, sim"),
+        (["train", "digits", "--data", "x"], "brings its own data"),
+        (["train", "logistic", "--data", "no.txt"], "data file no.txt does not exist"),
+        (["train", "logistic", "--data", "no.txt", "--engine", "sim"], "data file no.txt does not exist"),
+        (["compare", "digits", "dense", "--seeds", "a"], "--seeds takes numbers with commas between them, got 'a'"),
+        (["compare", "digits", "dense", "--lr", "1,2"], "--lr takes 1 rate or one for each of the 1 methods"),
+        (["compare", "digits", "dense", "dense"], "one is given twice"),
+        (["report", "no.jsonl"], "record no.jsonl cannot be read"),
+    ],
+)
+def test_a_mistake_ends_with_code_2_and_a_message(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert problem in captured.err
+    assert "Traceback" not in captured.err
+    assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digit", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["train"], ["compare", "digits"], ["report"], ["fly"], ["train", "digits", "--fly"]])
+def test_an_incomplete_or_unknown_command_ends_with_code_2(words: list[str]) -> None:
+    assert main(words) == 2
+
+
+def test_a_run_that_only_diverges_ends_with_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--lr", "1e30", *QUICK, "--steps", "8"]) == 1
+    assert "diverged" in capsys.readouterr().out
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_real_workers_from_a_fresh_interpreter() -> None:
+    words = ["compare", "digits", "dense", "memsgd(topk(0.01))", "--workers", "2", "--steps", "5", "--out", "r.jsonl"]
+    program = [sys.executable, "-m", "thinwire.cli.main", *words]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "[2/2] memsgd(topk(0.01)) · seed 0: accuracy" in result.stdout
+    assert len(read_records([Path("r.jsonl")])) == 2
