@@ -33,7 +33,7 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
 handle = thinwire.attach(ddp, thinwire.parse(method), optimizer)  # <- the one line
 
 mine = torch.randperm(1400)[rank::size]  # each rank its own share
-for step in range(400):
+for _ in range(400):
     batch = mine[torch.randint(len(mine), (64,))]
     loss = nn.functional.cross_entropy(ddp(images[train][batch]), labels[train][batch])
     optimizer.zero_grad()
@@ -45,5 +45,5 @@ if rank == 0:
     accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean()
     account = handle.ledger.summary()
     print(f"{method}: test accuracy {accuracy:.1%}, {account['sent_bytes'] / 1e6:.2f} MB sent by each worker,")
-    print(f"{account['ratio_fp32']:.0f} times fewer than float32 and {account['ratio_bf16']:.0f} than bfloat16 all-reduce")
+    print(f"{account['ratio_fp32']:.0f} times fewer than float32 and {account['ratio_bf16']:.0f} than bf16 all-reduce")
 dist.destroy_process_group()

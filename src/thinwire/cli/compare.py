@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.session import run_and_show
+from thinwire.cli.outcome import run_and_show
 from thinwire.experiments.compare import comparison
 
 

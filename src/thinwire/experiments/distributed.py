@@ -14,7 +14,7 @@ from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
-from thinwire.experiments.traffic import Traffic
+from thinwire.experiments.totals import Totals
 from thinwire.problems.task import Task
 
 POWERSGD_START = 2
@@ -71,17 +71,17 @@ class DistributedRun(Run):
         dist.all_gather(everyone, mine)
         return [sum(losses) / len(losses) for losses in zip(*(each.tolist() for each in everyone), strict=True)]
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Totals:
         if self._handle is not None:
-            return Traffic.of_ledger(self._handle.ledger.summary())
+            return Totals.of_ledger(self._handle.ledger.summary())
         return self._peer_traffic()
 
-    def _peer_traffic(self) -> Traffic:
+    def _peer_traffic(self) -> Totals:
         numel = sum(parameter.numel() for parameter in self.model.parameters())
         size = 2 if self.config.method == "fp16" else 4
-        traffic = Traffic.of_allreduce(size * numel, numel, self.config.workers, self._steps)
+        traffic = Totals.of_allreduce(size * numel, numel, self.config.workers, self._steps)
         if self._powersgd is None:
             return traffic
         numbers = min(self._steps, POWERSGD_START) * numel + self._powersgd.total_numel_after_compression
-        sent = Traffic.of_allreduce(4 * numbers, numel, self.config.workers, 1).sent
-        return Traffic(sent, traffic.dense_fp32, traffic.dense_fp16)
+        sent = Totals.of_allreduce(4 * numbers, numel, self.config.workers, 1).sent
+        return Totals(sent, traffic.dense_fp32, traffic.dense_fp16)

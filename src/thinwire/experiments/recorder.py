@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.experiments.config import RunConfig
-from thinwire.experiments.traffic import Traffic
+from thinwire.experiments.totals import Totals
 from thinwire.problems.task import Task
 
 FORMAT = 1
@@ -68,7 +68,7 @@ class Recorder:
         """Figures on held-out data after `step` steps."""
         self._write("eval", step=step, values=values, sent_bytes=sent_bytes, seconds=round(seconds, 6))
 
-    def end(self, status: str, steps: int, seconds: float, traffic: Traffic, values: Mapping[str, float]) -> None:
+    def end(self, status: str, steps: int, seconds: float, traffic: Totals, values: Mapping[str, float]) -> None:
         """The last line of a run: its totals and final figures."""
         self._write(
             "end",

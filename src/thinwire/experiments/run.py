@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from torch import nn
 
 from thinwire.experiments.config import RunConfig
-from thinwire.experiments.traffic import Traffic
+from thinwire.experiments.totals import Totals
 from thinwire.problems.task import Task
 
 
@@ -27,5 +27,5 @@ class Run(ABC):
         """The mean loss over workers of each step since the last call; every rank must call it together."""
 
     @abstractmethod
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Totals:
         """What one worker has sent so far."""

@@ -14,7 +14,7 @@ from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
-from thinwire.experiments.traffic import Traffic
+from thinwire.experiments.totals import Totals
 from thinwire.problems.task import Task
 
 Gradients = Sequence[dict[str, Tensor]]
@@ -68,9 +68,9 @@ class SimulatedRun(Run):
         taken, self._losses = self._losses, []
         return taken
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Totals:
         if self._simulation is not None:
-            return Traffic.of_ledger(self._simulation.ledger.summary())
+            return Totals.of_ledger(self._simulation.ledger.summary())
         numel = sum(parameter.numel() for parameter in self.parameters.values())
         size = PEER_DTYPE[self.config.method].itemsize
-        return Traffic.of_allreduce(size * numel, numel, self.config.workers, self._steps)
+        return Totals.of_allreduce(size * numel, numel, self.config.workers, self._steps)

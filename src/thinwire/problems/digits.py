@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.problems.extras import require
+from thinwire.extras import require
 from thinwire.problems.order import epoch_slice, seeded, split
 from thinwire.problems.task import Batch, Defaults, Task
 

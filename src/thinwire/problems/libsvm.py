@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from thinwire.errors import DataError
-from thinwire.problems.extras import require
+from thinwire.extras import require
 
 _OPENERS: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)

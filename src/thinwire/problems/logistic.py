@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.errors import DataError
-from thinwire.problems.extras import require
+from thinwire.extras import require
 from thinwire.problems.libsvm import read_libsvm
 from thinwire.problems.order import Indices, epoch_slice, seeded, split
 from thinwire.problems.task import Batch, Defaults, Task

@@ -22,7 +22,7 @@ from thinwire.experiments.peers import PEERS
 from thinwire.experiments.records import RunRecord
 from thinwire.experiments.summary import Row, summarise
 from thinwire.experiments.verdict import verdict
-from thinwire.problems.extras import require
+from thinwire.extras import require
 from thinwire.report.curves import curves
 from thinwire.report.palette import styles
 

@@ -1,4 +1,4 @@
-"""A session: what train, compare and demo do alike once their runs are known."""
+"""The outcome: what train, compare and demo do alike once their runs are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic: what one worker has sent so far, beside what dense all-reduce would have sent."""
+"""Totals: what one worker has sent so far, beside what dense all-reduce would have sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire.exchange import allreduce_bytes
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Totals:
     """Totals of one worker over a run, in bytes that left it."""
 
     sent: int
@@ -19,7 +19,7 @@ class Traffic:
     """Norm of what is remembered and not yet sent over the norm of the gradient, where a rule remembers."""
 
     @classmethod
-    def of_ledger(cls, totals: Mapping[str, float]) -> Traffic:
+    def of_ledger(cls, totals: Mapping[str, float]) -> Totals:
         """From a ledger's summary."""
         return cls(
             sent=int(totals["sent_bytes"]),
@@ -29,7 +29,7 @@ class Traffic:
         )
 
     @classmethod
-    def of_allreduce(cls, bytes_per_step: int, numel: int, workers: int, steps: int) -> Traffic:
+    def of_allreduce(cls, bytes_per_step: int, numel: int, workers: int, steps: int) -> Totals:
         """From a peer that all-reduces `bytes_per_step` bytes of a model of `numel` parameters at every step."""
         return cls(
             sent=steps * allreduce_bytes(bytes_per_step, workers),

@@ -1,0 +1,61 @@
+"""Every Python block of the README and the docs runs, and every public name is documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thinwire
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}:{place}")
+    for page in PAGES
+    for place, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_block_runs(block: str, tmp_path: Path) -> None:
+    """A block that joins a process group runs on two ranks through torch's launcher, another one by itself."""
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run([sys.executable, *(launcher if "init_process_group(" in block else []), str(script)], tmp_path)
+
+
+@pytest.mark.dist
+def test_the_example_trains(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    out = run([sys.executable, *launcher, str(ROOT / "examples" / "train_ddp.py")], tmp_path)
+    assert re.search(r"memsgd\(topk\(0.01\)\): test accuracy \d\d\.\d%", out)
+
+
+def test_the_readme_has_its_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def public_names() -> list[str]:
+    return [name for name, item in vars(thinwire).items() if not (name.startswith("_") or inspect.ismodule(item))]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_name_is_documented(name: str) -> None:
+    """It has a docstring of its own, and the docs speak of it."""
+    assert inspect.getdoc(getattr(thinwire, name))
+    assert any(re.search(rf"\b{name}\b", page.read_text()) for page in PAGES)

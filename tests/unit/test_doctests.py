@@ -1,0 +1,18 @@
+"""The examples in docstrings print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import thinwire
+
+MODULES = [m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire.") if ".cli" not in m.name]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstrings(module: str) -> None:
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
