@@ -18,6 +18,11 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--regen-golden` writes the golden trajectories anew; the diff is then to be read."""
+    parser.addoption("--regen-golden", action="store_true", help="rewrite tests/golden/trajectories/*.json")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` on a machine without CUDA."""
     if torch.cuda.is_available():

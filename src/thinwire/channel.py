@@ -134,7 +134,7 @@ class Channel:
             payload, signal = self._send_part(part, clean, layout, step_sizes, scale)
             if measure:
                 norms |= self._measure(part, signal)
-            body = pack_payload(payload)
+            body = pack_payload(payload).to(flat.device)  # an empty payload knows no device
             packed += [head("Q", body.numel(), device=body.device), body]
             fixed = fixed and payload.fixed
         place = FINITE if bad is None else bad
@@ -164,7 +164,7 @@ class Channel:
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Previous step size / this one, for each piece; remembers this one for the next step."""
-        if step_sizes is None:
+        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
             return None
         now = [step_sizes[piece.name] for piece in part.layout.pieces]
         before = [self.step_sizes.get(piece.name, s) for piece, s in zip(part.layout.pieces, now, strict=True)]
@@ -263,7 +263,7 @@ class Channel:
 
     def _digest(self, layout: Layout, parts: Sequence[Part]) -> int:
         marks = [layout.digest, *(part.layout.digest ^ part.first for part in parts)]
-        return zlib.crc32(struct.pack(f"<QqQ{len(marks)}I", self._method, self.seed, self.step, *marks))
+        return zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks))
 
 
 @lru_cache(maxsize=1024)

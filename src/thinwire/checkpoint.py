@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -54,6 +55,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The states of all ranks as one, for loading into another number of workers."""
     if not states:
         raise StateError("no states to merge: pass the state_dict() of every rank")
+    for state in states:
+        _check_fields(state)
     first = states[0]
     for state in states[1:]:
         for field in ("format", "method", "workers", "step", "seed"):
@@ -66,6 +69,19 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
     """Put a saved state into a channel, wholly or (with a `StateError`) not at all."""
+    load_all_([channel], state, on_resize)
+
+
+def load_all_(channels: Sequence[Channel], state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
+    """Put a merged state into several channels: into all of them, or (with a `StateError`) into none."""
+    for commit_ in [_prepared(channel, state, on_resize) for channel in channels]:
+        commit_()
+
+
+def _prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> Callable[[], None]:
+    """What loads a state that was found to fit; nothing is changed yet."""
+    if on_resize not in ("raise", "redistribute", "reset"):
+        raise StateError(f'on_resize must be "raise", "redistribute" or "reset", got {on_resize!r}')
     _check(channel, state)
     workers = int(state["workers"])
     if workers != channel.size and on_resize == "raise":
@@ -82,7 +98,7 @@ def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "rai
                 view = store.view(name, slot.name)
                 saved = view.new_zeros(()) if reset else _slot(channel, state, name, slot, workers)
                 fresh[place, name, slot.name] = saved.to(view.device, view.dtype)
-    _commit_(channel, state, fresh, reset)
+    return lambda: _commit_(channel, state, fresh, reset)
 
 
 def _commit_(
@@ -97,12 +113,38 @@ def _commit_(
     channel.step_sizes = {} if reset else {name: float(size) for name, size in state["step_sizes"].items()}
 
 
-def _check(channel: Channel, state: Mapping[str, Any]) -> None:
-    """Everything that can be wrong with a state, before anything is changed."""
-    fields = ("format", "method", "workers", "step", "seed", "shapes", "started", "step_sizes", "slots")
-    missing = [field for field in fields if field not in state]
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "format": lambda value: isinstance(value, int),
+    "method": lambda value: isinstance(value, str),
+    "workers": lambda value: isinstance(value, int) and value >= 1,
+    "step": lambda value: isinstance(value, int) and value >= 0,
+    "seed": lambda value: isinstance(value, int),
+    "shapes": lambda value: isinstance(value, Mapping) and all(isinstance(s, list | tuple) for s in value.values()),
+    "started": lambda value: isinstance(value, list | tuple | set) and all(isinstance(name, str) for name in value),
+    "step_sizes": lambda value: isinstance(value, Mapping) and all(_positive(size) for size in value.values()),
+    "slots": lambda value: isinstance(value, Mapping),
+}
+
+
+def _positive(size: object) -> bool:
+    return isinstance(size, int | float) and 0 < size < math.inf
+
+
+def _check_fields(state: Mapping[str, Any]) -> None:
+    """Whether a state has all its fields, each of its type."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a dict, as state_dict() gives it, got {type(state).__name__}")
+    missing = [field for field in _FIELDS if field not in state]
     if missing:
         raise StateError(f"this is not a thinwire state: it has no {', '.join(missing)}")
+
+
+def _check(channel: Channel, state: Mapping[str, Any]) -> None:
+    """Everything that can be wrong with a state, before anything is changed."""
+    _check_fields(state)
+    for field, holds in _FIELDS.items():
+        if not holds(state[field]):
+            raise StateError(f"the state's {field} cannot be {state[field]!r}: the file is damaged")
     if state["format"] != FORMAT:
         raise StateError(f"the state has format {state['format']}, this thinwire reads format {FORMAT}")
     if state["method"] != str(channel.rule):

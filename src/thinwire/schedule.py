@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import ClassVar
 
 from thinwire.errors import ConfigError
 from thinwire.text import Named
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number (numpy's too, truth values not)."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is of an integer type."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -26,10 +37,10 @@ class Warmup(Named):
     positional: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if not (self.start > 0 and self.end > 0):
+        if not (is_number(self.start) and is_number(self.end) and self.start > 0 and self.end > 0):
             raise ConfigError(f"warmup runs between two positive numbers, got {self.start} and {self.end}")
-        if self.steps < 1:
-            raise ConfigError(f"warmup steps must be at least 1, got {self.steps}")
+        if not (is_whole(self.steps) and self.steps >= 1):
+            raise ConfigError(f"warmup steps must be a whole number, at least 1, got {self.steps}")
 
     def at(self, step: int) -> float:
         """The value at `step`."""
@@ -40,6 +51,11 @@ class Warmup(Named):
 
 Number = float | Warmup
 """A constant, or a number that moves with the step."""
+
+
+def is_moving(value: object) -> bool:
+    """Whether a value is a constant or moving number."""
+    return isinstance(value, Warmup) or is_number(value)
 
 
 def at(number: Number, step: int) -> float:

@@ -35,16 +35,24 @@ def parse(text: str) -> Rule:
     >>> parse("memsgd(topk(0.01, values=bfloat16))")
     MemSGD(compressor=TopK(ratio=0.01, count=None, values='bfloat16', per='parameter'))
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"expected the text of a method such as 'ef21(topk(0.01))', got {text!r}")
+    text = " ".join(text.strip().splitlines())  # one line, so that a column is a place
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = getattr(error, "offset", None) or 1
-        raise SpecError(text.strip(), place - 1, "this is not a method's text") from None
-    value = _build(tree, text.strip())
+        raise SpecError(text, place - 1, "this is not a method's text") from None
+    value = _build(tree, text)
     try:
         return value if isinstance(value, Route) else as_feedback(value)
     except ConfigError as error:
-        raise SpecError(text.strip(), tree.col_offset, str(error)) from None
+        raise SpecError(text, _column(tree, text), str(error)) from None
+
+
+def _column(node: ast.expr | ast.keyword, text: str) -> int:
+    """Where a node starts, in characters: ast counts bytes."""
+    return len(text.encode()[: node.col_offset].decode())
 
 
 def _build(node: ast.expr, text: str) -> Any:
@@ -54,21 +62,37 @@ def _build(node: ast.expr, text: str) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.Dict(keys=keys, values=values):
-            return {_build(k, text): _build(v, text) for k, v in zip(keys, values, strict=True) if k is not None}
+            return _table(keys, values, text, node)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=options) if name in NAMES:
-            return _call(name, args, options, text, node.col_offset)
+            return _call(name, args, options, text, _column(node, text))
         case ast.Call(func=ast.Name(id=name)):
-            raise SpecError(text, node.col_offset, f"unknown name {name!r}; known: {', '.join(sorted(NAMES))}")
+            raise SpecError(text, _column(node, text), f"unknown name {name!r}; known: {', '.join(sorted(NAMES))}")
         case ast.Name(id=name) if name in NAMES:
-            raise SpecError(text, node.col_offset, f"{name} needs its brackets: {name}(...)")
+            raise SpecError(text, _column(node, text), f"{name} needs its brackets: {name}(...)")
         case ast.Name(id=word):
             return word
-    raise SpecError(text, node.col_offset, "expected name(...), a number or a word")
+    raise SpecError(text, _column(node, text), "expected name(...), a number or a word")
+
+
+def _table(keys: list[ast.expr | None], values: list[ast.expr], text: str, node: ast.expr) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in zip(keys, values, strict=True):
+        place = _column(key or node, text)
+        if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+            raise SpecError(text, place, "a table has texts such as 'embed.*' for keys")
+        if key.value in table:
+            raise SpecError(text, place, f"{key.value!r} stands twice in the table")
+        table[key.value] = _build(value, text)
+    return table
 
 
 def _call(name: str, args: list[ast.expr], options: list[ast.keyword], text: str, column: int) -> Any:
     values = [_build(argument, text) for argument in args]
-    named = {option.arg: _build(option.value, text) for option in options if option.arg}
+    named: dict[str, Any] = {}
+    for option in options:
+        if option.arg is None or option.arg in named:
+            raise SpecError(text, _column(option, text), f"{name} takes each option once, as name=value")
+        named[option.arg] = _build(option.value, text)
     try:
         return NAMES[name](*values, **named)
     except ConfigError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 _BARE = re.compile(r"[A-Za-z_]\w*")
@@ -16,7 +17,11 @@ def show(value: object) -> str:
         return value if _BARE.fullmatch(value) and value not in {"True", "False", "None"} else repr(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {show(item)}" for key, item in value.items()) + "}"
-    return repr(value) if isinstance(value, bool | int | float) or value is None else str(value)
+    if isinstance(value, bool) or value is None:
+        return repr(value)
+    if isinstance(value, Integral):  # numpy's numbers too, whose repr names their type
+        return repr(int(value))
+    return repr(float(value)) if isinstance(value, Real) else str(value)
 
 
 class Named:

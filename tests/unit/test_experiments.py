@@ -18,7 +18,7 @@ from thinwire.experiments.demo import demo_configs
 from thinwire.experiments.numbers import show_metric
 from thinwire.experiments.optimizer import OPTIMIZERS, SCHEDULES, set_learning_rate_
 from thinwire.experiments.summary import summarise
-from thinwire.experiments.traffic import Traffic
+from thinwire.experiments.totals import Totals
 from thinwire.experiments.verdict import verdict
 
 RULE = "memsgd(topk(0.01))"
@@ -195,7 +195,7 @@ def test_runs_of_one_command_share_task_and_workers(tmp_path: Path) -> None:
 
 
 def test_traffic_of_a_ring() -> None:
-    traffic = Traffic.of_allreduce(bytes_per_step=400, numel=100, workers=4, steps=10)
+    traffic = Totals.of_allreduce(bytes_per_step=400, numel=100, workers=4, steps=10)
     assert (traffic.sent, traffic.ratio_fp32, traffic.ratio_fp16) == (6000, 1.0, 0.5)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from thinwire.errors import BackendError, ConfigError, DataError
+from thinwire.extras import require
 from thinwire.problems import TASKS, Task, load_task
-from thinwire.problems.extras import require
 from thinwire.problems.libsvm import read_libsvm
 from thinwire.problems.logistic import Logistic
 from thinwire.problems.order import epoch_slice, split

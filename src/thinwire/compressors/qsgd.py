@@ -14,6 +14,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms, qsgd_levels
 from thinwire.payload import Levels
 from thinwire.payload.blocks import spread
+from thinwire.schedule import is_whole
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class QSGD(Unbiased):
     positional: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        for value in (self.levels, self.bucket):
+            check(is_whole(value), f"qsgd levels and bucket must be whole numbers, got {value!r}")
         check(1 <= self.levels < 1 << 16, f"qsgd levels must lie in 1..65535, got {self.levels}")
         check(1 <= self.bucket < 1 << 32, f"qsgd bucket must be at least 1, got {self.bucket}")
 

@@ -37,8 +37,9 @@ class RandK(Compressor):
         check_density(self.name, self.ratio, self.count, least_count=0)
         whole = self.count is None or self.count < 1 or float(self.count).is_integer()
         check(whole, f"randk count must be a whole number, or a probability below one, got {self.count}")
+        drops = value_format(self.values).drops
         check(
-            not (self.shared and value_format(self.values).drops),
+            not (self.shared and drops),
             f"randk(shared=True) sends a number for every drawn position, which values={self.values} cannot: "
             "use full, bfloat16 or float16",
         )

@@ -11,6 +11,7 @@ from thinwire.compressors.base import Compressor, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms
 from thinwire.payload import Signs
+from thinwire.schedule import is_whole
 
 WHOLE = (1 << 32) - 1
 """A block length that no piece exceeds: one scale for each piece."""
@@ -29,7 +30,10 @@ class ScaledSign(Compressor):
     name: ClassVar[str] = "sign"
 
     def __post_init__(self) -> None:
-        check(self.block is None or self.block >= 1, f"sign block must be at least 1, got {self.block}")
+        check(
+            self.block is None or (is_whole(self.block) and self.block >= 1),
+            f"sign block must be at least 1, got {self.block!r}",
+        )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Signs:
         block = self.block or WHOLE

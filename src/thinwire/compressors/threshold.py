@@ -13,10 +13,11 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, large_indices
 from thinwire.payload import Sparse
 from thinwire.payload.values import SIGN_ONLY, value_format
-from thinwire.schedule import Number, at, bounds
+from thinwire.schedule import Number, at, bounds, is_moving
 
 
 def _check_tau(name: str, tau: Number) -> None:
+    check(is_moving(tau), f"{name} tau must be a positive number or warmup(...), got {tau!r}")
     low, high = bounds(tau)
     check(0 < low and high < float("inf"), f"{name} tau must be a positive number, got {tau}")
 

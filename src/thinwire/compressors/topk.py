@@ -14,7 +14,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, topk_indices
 from thinwire.payload import Sparse
 from thinwire.payload.values import value_format
-from thinwire.schedule import Number, at, bounds
+from thinwire.schedule import Number, at, bounds, is_whole
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TopK(Compressor):
 
     def __post_init__(self) -> None:
         check_density(self.name, self.ratio, self.count, least_count=1)
-        check(self.count is None or isinstance(self.count, int), f"topk count must be a whole number, got {self.count}")
+        check(self.count is None or is_whole(self.count), f"topk count must be a whole number, got {self.count}")
         check(self.per in ("parameter", "bucket"), f"topk per must be parameter or bucket, got {self.per!r}")
         value_format(self.values)
 

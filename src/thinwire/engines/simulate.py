@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
-from thinwire.checkpoint import OnResize, load_, merge_states, save
+from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, ConfigError
 from thinwire.exchange import Loopback
@@ -84,14 +84,31 @@ class Simulation:
                 f"{self.channels[0].rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: "
                 "pass optimizer= to the simulation, or step_sizes= to exchange"
             )
+        self._check(gradients, step_sizes)
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
-            used = [any(piece.name in own for own in gradients) for piece in layout.pieces]
+            used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]
             flat = self._exchange(layout, gradients, step_sizes, used)
             pieces = zip(used, layout.views(flat), strict=True)
             result |= {piece.name: view.view(piece.shape) for some, (piece, view) in pieces if some}
         self._finish()
         return result
+
+    def _check(self, gradients: Sequence[Gradients], step_sizes: Mapping[str, float] | None) -> None:
+        """Refuse what does not belong to the parameters, before any worker has sent."""
+        for worker, own in enumerate(gradients):
+            for name, gradient in own.items():
+                known = self.parameters.get(name)
+                if known is None:
+                    raise ConfigError(f"worker {worker} gives a gradient of {name!r}, which is no parameter here")
+                if gradient is not None and gradient.shape != known.shape:
+                    raise ConfigError(
+                        f"worker {worker}'s gradient of {name!r} has shape {tuple(gradient.shape)}, "
+                        f"the parameter {tuple(known.shape)}"
+                    )
+        for name in self.parameters:
+            if step_sizes is not None and name not in step_sizes:
+                raise ConfigError(f"step_sizes has none for {name!r}: give one for every parameter")
 
     def _exchange(
         self,
@@ -152,8 +169,7 @@ class Simulation:
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load the merged state of all workers, or of another number of them."""
-        for channel in self.channels:
-            load_(channel, state, on_resize)
+        load_all_(self.channels, state, on_resize)
 
 
 def _by_type(parameters: Mapping[str, Tensor]) -> list[list[str]]:

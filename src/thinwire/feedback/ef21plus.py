@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors import Compressor
+from thinwire.errors import WireError
 from thinwire.feedback.base import Feedback, Signal, Slot, State
 from thinwire.feedback.increments import check_rule
 from thinwire.layout import Layout
@@ -62,7 +63,8 @@ class EF21Plus(Feedback):
     def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
         out.zero_()
         for payload, local in zip(payloads, state["locals"], strict=True):
-            assert isinstance(payload, Flagged)
+            if not isinstance(payload, Flagged):
+                raise WireError(f"an {self.name} message must carry its flags, got format {payload.tag}")
             _forget(local, payload.replaces, layout)
             out.add_(payload.add_to(local))
         return out.div_(len(payloads))

@@ -13,6 +13,7 @@ from thinwire.feedback.base import Feedback, Signal, Slot, State, check_compress
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Dense, Empty, Payload
+from thinwire.schedule import is_number
 
 LOCAL = Slot("local", resize="mean")
 """g_i: what the server believes this worker's gradient to be."""
@@ -30,7 +31,7 @@ def check_rule(rule: Feedback, start: str) -> None:
 
 def check_eta(name: str, eta: float) -> None:
     """Check a weight in (0, 1]."""
-    if not 0 < eta <= 1:
+    if not (is_number(eta) and 0 < eta <= 1):
         raise ConfigError(f"{name} eta must lie in (0, 1], got {eta}")
 
 

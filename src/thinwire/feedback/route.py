@@ -11,6 +11,7 @@ from thinwire.compressors import Compressor, Identity
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Feedback
 from thinwire.feedback.plain import Plain
+from thinwire.schedule import is_whole
 from thinwire.text import Named
 
 DENSE = Plain(Identity())
@@ -33,9 +34,15 @@ class Route(Named):
     def __post_init__(self) -> None:
         if not isinstance(self.table, Mapping) or not self.table:
             raise ConfigError(f"route takes a table of patterns and rules, got {self.table!r}")
-        if self.min_numel < 0:
-            raise ConfigError(f"route min_numel must be at least 0, got {self.min_numel}")
+        if odd := [pattern for pattern in self.table if not isinstance(pattern, str)]:
+            raise ConfigError(f"route patterns are texts such as 'embed.*', got {odd[0]!r}")
+        if not (is_whole(self.min_numel) and self.min_numel >= 0):
+            raise ConfigError(f"route min_numel must be at least 0, got {self.min_numel!r}")
         object.__setattr__(self, "table", {pattern: as_feedback(rule) for pattern, rule in self.table.items()})
+
+    def __eq__(self, other: object) -> bool:
+        """Order decides which pattern wins, so it is part of a route: two tables are compared as they are written."""
+        return isinstance(other, Route) and str(self) == str(other)
 
     def __hash__(self) -> int:
         return hash(str(self))

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
@@ -40,4 +41,6 @@ class Flagged(Payload):
 
         count = len(layout.pieces)
         replaces = unpack_bits(reader.take((count + 7) // 8), count)
+        if reader.message[reader.place : reader.place + 1].tolist() == [cls.tag]:
+            raise WireError("a message holds flags within flags")
         return cls(replaces, unpack_payload(reader, layout, key, dtype))

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, randk_indices
 from thinwire.payload.base import Payload
@@ -114,7 +115,9 @@ class Masked(Payload):
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         tag, *counts = reader.fields(f"B{len(layout.pieces)}I")
         written = format_of_tag(tag)
-        counts = [min(count, piece.numel) for count, piece in zip(counts, layout.pieces, strict=True)]
+        for count, piece in zip(counts, layout.pieces, strict=True):
+            if count > piece.numel:
+                raise WireError(f"message claims {count} numbers of {piece.name!r}, which has {piece.numel}")
         positions = cls.draw(layout, counts, key, reader.message.device)
         values = written.unpack(reader, piece_of(positions, layout), len(layout.pieces), dtype)
         return cls(positions, values, layout, tuple(counts), written)

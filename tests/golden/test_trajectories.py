@@ -1,0 +1,109 @@
+"""Trajectories that must not move by accident: loss, unsaid share and message bytes, for each method.
+
+`pytest tests/golden --regen-golden` writes them anew; the diff is then read like code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire import Simulation, parse
+
+FOLDER = Path(__file__).parent / "trajectories"
+STEPS, EVERY, WORKERS = 40, 5, 3
+EPS = torch.finfo(torch.float64).eps
+SPECS = [
+    "plain(identity())",
+    "plain(qsgd(15, 8))",
+    "plain(natural())",
+    "memsgd(topk(0.1))",
+    "memsgd(topk(warmup(0.5, 0.05, 10)))",
+    "memsgd(topk(0.2, per=bucket))",
+    "memsgd(topk(0.2, values=bfloat16))",
+    "memsgd(topk(0.2, values=float16))",
+    "memsgd(topk(0.2, values=exponent4))",
+    "memsgd(randk(0.2))",
+    "memsgd(randk(0.2, shared=True))",
+    "memsgd(randk(count=0.5))",
+    "memsgd(threshold(1.0))",
+    "memsgd(strom(1.0))",
+    "memsgd(sign(8))",
+    "memsgd(contractive(qsgd(3, 16)))",
+    "ef21(topk(0.1))",
+    "ef21(topk(0.1), start=compressed)",
+    "ef21(topk(0.1), start=zero)",
+    "ef21(randk(0.2))",
+    "ef21(sign())",
+    "ef21plus(topk(0.1))",
+    "ef21sgdm(topk(0.1), eta=0.3)",
+    "econtrol(topk(0.1), eta=0.3)",
+    "route({'b': memsgd(topk(0.4)), '*': ef21(topk(0.1))}, min_numel=2)",
+]
+SHAPES = {"w": (6, 5), "b": (5,), "s": (1,)}
+
+
+def _ramp(name: str, factor: int, shift: int, modulus: int) -> Tensor:
+    """Small rational numbers that are the same on every machine."""
+    numel = torch.Size(SHAPES[name]).numel()
+    return ((torch.arange(numel) * factor + shift) % modulus).to(torch.float64).view(SHAPES[name])
+
+
+def curvature(worker: int) -> dict[str, Tensor]:
+    return {name: (_ramp(name, 7, 3 * worker, 5) + 1) / 4 for name in SHAPES}
+
+
+def target(worker: int) -> dict[str, Tensor]:
+    return {name: (_ramp(name, 5, 11 * worker, 13) - 6) / 3 for name in SHAPES}
+
+
+def run(spec: str) -> dict[str, object]:
+    """40 steps on three quadratics with a step size that drops once."""
+    x = {name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
+    optimizer = torch.optim.SGD(x.values(), lr=0.125)
+    simulation = Simulation(x, parse(spec), WORKERS, optimizer=optimizer, seed=1, ledger_every=1)
+    curvatures, targets = [curvature(i) for i in range(WORKERS)], [target(i) for i in range(WORKERS)]
+    rows: list[dict[str, float]] = []
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            optimizer.param_groups[0]["lr"] = 0.05
+        pulls = [{n: a[n] * (x[n].detach() - b[n]) for n in x} for a, b in zip(curvatures, targets, strict=True)]
+        losses = [
+            (0.5 * a[n] * (x[n].detach() - b[n]).square()).sum().item()
+            for a, b in zip(curvatures, targets, strict=True)
+            for n in x
+        ]
+        simulation.step(pulls)
+        if step % EVERY == 0 or step == STEPS - 1:
+            last = simulation.ledger.last_step()
+            kept = {"residual_ratio": last["residual_ratio"], "message_bytes": last["message_bytes"]}
+            rows.append({"step": step, "loss": sum(losses) / WORKERS, **kept})
+    return {"spec": spec, "rows": rows}
+
+
+def path_of(spec: str) -> Path:
+    return FOLDER / (re.sub(r"[^a-z0-9.=]+", "_", spec.lower()).strip("_") + ".json")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_trajectory_is_the_one_on_file(spec: str, request: pytest.FixtureRequest) -> None:
+    now = run(spec)
+    if request.config.getoption("--regen-golden"):
+        FOLDER.mkdir(exist_ok=True)
+        path_of(spec).write_text(json.dumps(now, indent=1) + "\n")
+    then = json.loads(path_of(spec).read_text())
+    assert now["spec"] == then["spec"]
+    for mine, filed in zip(now["rows"], then["rows"], strict=True):
+        assert (mine["step"], mine["message_bytes"]) == (filed["step"], filed["message_bytes"])
+        for key in ("loss", "residual_ratio"):
+            allowed = 64 * EPS * (mine["step"] + 1) * max(1.0, abs(filed[key]))
+            assert abs(mine[key] - filed[key]) <= allowed, f"{key} at step {mine['step']}"
+
+
+def test_every_file_belongs_to_a_method() -> None:
+    assert {path.name for path in FOLDER.glob("*.json")} == {path_of(spec).name for spec in SPECS}

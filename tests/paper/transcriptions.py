@@ -1,0 +1,153 @@
+"""The papers' pseudocode in plain numpy (float64), written from the papers alone: nothing of thinwire is used here.
+
+Every function returns the iterates x_0 .. x_T as rows. `gradient(i, x, t)` is worker i's gradient at x in round t;
+`compress(v, t, i)` is C(v) as a dense vector; `step(t)` is the step size, a number or a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Gradient = Callable[[int, Vector, int], Vector]
+Compress = Callable[[Vector, int, int], Vector]
+Step = Callable[[int], Any]
+
+
+def keep(v: Vector, indices: Any) -> Vector:
+    """v at the given indices, zero elsewhere."""
+    out = np.zeros_like(v)
+    out[indices] = v[indices]
+    return out
+
+
+def top(k: int) -> Compress:
+    """top_k: the k entries of largest magnitude; a stable sort gives ties to the lower index."""
+    return lambda v, t, i: keep(v, np.argsort(-np.abs(v), kind="stable")[:k])
+
+
+def scaled_sign(v: Vector, t: int, i: int) -> Vector:
+    """(|v|_1 / d) sign(v), sign(0) = +1 (Karimireddy et al. 2019)."""
+    return np.abs(v).sum() / v.size * np.where(v < 0, -1.0, 1.0)
+
+
+def gradient_descent(gradient: Gradient, x: Vector, n: int, step: Step, steps: int) -> Vector:
+    """x <- x - s (1/n) sum_i grad_i."""
+    path = [x]
+    for t in range(steps):
+        x = x - step(t) * (sum(gradient(i, x, t) for i in range(n)) / n)
+        path.append(x)
+    return np.array(path)
+
+
+def plain(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int) -> Vector:
+    """Compressed gradient descent without memory: x <- x - s (1/n) sum_i C(grad_i)."""
+    path = [x]
+    for t in range(steps):
+        x = x - step(t) * (sum(compress(gradient(i, x, t), t, i) for i in range(n)) / n)
+        path.append(x)
+    return np.array(path)
+
+
+def mem_sgd(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int) -> tuple[Vector, Vector]:
+    """Mem-SGD (Stich et al. 2018, algorithm 1; n workers averaged), in update units; also the memories at the end."""
+    memory = np.zeros((n, x.size))
+    path = [x]
+    for t in range(steps):
+        sent = np.zeros_like(x)
+        for i in range(n):
+            p = memory[i] + step(t) * gradient(i, x, t)
+            g = compress(p, t, i)
+            memory[i] = p - g
+            sent = sent + g
+        x = x - sent / n
+        path.append(x)
+    return np.array(path), memory
+
+
+def ef21(
+    gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int, start: str = "gradient"
+) -> Vector:
+    """EF21 (Richtarik et al. 2021, algorithm 2): step with the old g, then compress the change at the new x."""
+    first = [gradient(i, x, 0) for i in range(n)]
+    match start:
+        case "gradient":
+            local = first
+        case "compressed":
+            local = [compress(v, 0, i) for i, v in enumerate(first)]
+        case _:
+            local = [np.zeros_like(x) for _ in range(n)]
+    g = np.zeros_like(x)
+    for v in local:
+        g = g + v / n
+    path = [x]
+    for t in range(steps):
+        x = x - step(t) * g
+        path.append(x)
+        for i in range(n):
+            c = compress(gradient(i, x, t + 1) - local[i], t + 1, i)
+            local[i] = local[i] + c
+            g = g + c / n
+    return np.array(path)
+
+
+def ef21_plus(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int) -> tuple[Vector, int]:
+    """EF21+ (algorithm 3): the closer of C(grad) and g_i + C(grad - g_i); also how often it was the former."""
+    local = [gradient(i, x, 0) for i in range(n)]
+    path, replaced = [x], 0
+    for t in range(steps):
+        x = x - step(t) * (sum(local) / n)
+        path.append(x)
+        for i in range(n):
+            grad = gradient(i, x, t + 1)
+            b, m = compress(grad, t + 1, i), local[i] + compress(grad - local[i], t + 1, i)
+            closer = np.linalg.norm(m - grad) <= np.linalg.norm(b - grad)
+            local[i] = m if closer else b
+            replaced += not closer
+    return np.array(path), replaced
+
+
+def ef21_sgdm(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int, eta: float) -> Vector:
+    """EF21-SGDM (Fatkhullin et al. 2023, algorithm 1), v_i and g_i starting as the first gradient."""
+    momentum = [gradient(i, x, 0) for i in range(n)]
+    local = list(momentum)
+    g = np.zeros_like(x)
+    for v in local:
+        g = g + v / n
+    path = [x]
+    for t in range(steps):
+        x = x - step(t) * g
+        path.append(x)
+        for i in range(n):
+            momentum[i] = (1 - eta) * momentum[i] + eta * gradient(i, x, t + 1)
+            c = compress(momentum[i] - local[i], t + 1, i)
+            local[i] = local[i] + c
+            g = g + c / n
+    return np.array(path)
+
+
+def econtrol(
+    gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int, eta: float, start: str
+) -> Vector:
+    """EControl (Gao et al. 2024, algorithm 2): h_i starts as the first gradient, or as zero with nothing sent yet."""
+    error = [np.zeros_like(x) for _ in range(n)]
+    h = [np.zeros_like(x) for _ in range(n)]
+    mean = np.zeros_like(x)
+    path = [x]
+    for t in range(steps):
+        for i in range(n):
+            grad = gradient(i, x, t)
+            if t == 0 and start == "gradient":
+                delta = grad
+            else:
+                delta = compress(eta * error[i] + grad - h[i], t, i)
+            error[i] = error[i] + grad - h[i] - delta
+            h[i] = h[i] + delta
+            mean = mean + delta / n
+        x = x - step(t) * mean
+        path.append(x)
+    return np.array(path)

@@ -1,0 +1,177 @@
+"""The two halves of each rule, called by hand; and what rules refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire import (
+    EF21,
+    EF21SGDM,
+    QSGD,
+    Contractive,
+    EControl,
+    EF21Plus,
+    Feedback,
+    Identity,
+    Key,
+    Layout,
+    MemSGD,
+    Plain,
+    TopK,
+)
+from thinwire.errors import AttachError, ConfigError
+from thinwire.feedback import Need, Signal, rule_of
+from thinwire.payload import Dense, Empty, Flagged
+
+ONE = Layout.of([("x", 0, (4,))])
+G = torch.tensor([4.0, 1.0, -3.0, 0.5])
+TOP1 = TopK(count=1)
+RULES = [Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl]
+
+
+def state_of(rule: Feedback, workers: int = 1) -> dict[str, Tensor]:
+    return {s.name: torch.zeros((workers, 4) if s.copies else 4) for s in rule.slots}
+
+
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("wrong", [0.1, "topk", None, EF21(TOP1)], ids=repr)
+def test_a_rule_takes_a_compressor_only(kind: type[Feedback], wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.name} takes a compressor such as topk"):
+        kind(wrong)
+
+
+@pytest.mark.parametrize("kind", [EF21, EF21Plus, EF21SGDM, EControl], ids=lambda kind: kind.name)
+def test_an_unknown_start_is_refused_with_the_known_ones(kind: Callable[..., Feedback]) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.name} start must be one of gradient, compressed, zero, got 'ones'"):
+        kind(TOP1, start="ones")
+
+
+@pytest.mark.parametrize("kind", [EF21SGDM, EControl], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("eta", [0, -0.1, 1.5, math.nan])
+def test_eta_lies_in_zero_one(kind: Callable[..., Feedback], eta: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.name} eta must lie in \(0, 1\], got {eta}"):
+        kind(TOP1, eta=eta)
+
+
+@pytest.mark.parametrize("kind", [EF21SGDM, EControl], ids=lambda kind: kind.name)
+def test_eta_of_another_type_is_refused(kind: Callable[..., Feedback]) -> None:
+    with pytest.raises(ConfigError):
+        kind(TOP1, eta="0.1")
+
+
+@pytest.mark.parametrize("kind", RULES[1:], ids=lambda kind: kind.name)
+def test_a_compressor_that_amplifies_is_refused_with_its_remedy(kind: type[Feedback]) -> None:
+    rule = kind(QSGD(1, 100))
+    with pytest.raises(
+        AttachError, match=rf"'w' \(100 numbers\) has variance 10 > 1 .* {kind.name}\(contractive\(qsgd"
+    ):
+        rule_of(rule, "w", 100)
+    assert rule_of(kind(Contractive(QSGD(1, 100))), "w", 100)
+    assert rule_of(rule, "w", 1)
+    assert rule_of(Plain(QSGD(1, 100)), "w", 100)
+
+
+def test_memory_keeps_what_was_not_sent_and_rescales_by_piece() -> None:
+    two = Layout.of([("a", 0, (2,)), ("b", 1, (2,))])
+    state = {"error": torch.tensor([8.0, 8, 8, 8])}
+    payload = MemSGD(TOP1).send(Signal(torch.zeros(4), rescale=(2.0, 0.5)), two, state, Key())
+    assert payload.decode(two, torch.float32).tolist() == [16, 0, 4, 0]
+    assert state["error"].tolist() == [0, 16, 0, 4]
+
+
+def test_memory_needs_step_sizes_and_the_others_need_nothing() -> None:
+    assert MemSGD(TOP1).needs == {Need.STEP_SIZE}
+    assert all(not kind(TOP1).needs for kind in (Plain, EF21, EF21Plus, EF21SGDM, EControl))
+
+
+@pytest.mark.parametrize("kind", [EF21, EF21SGDM, EControl], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("start", "format"), [("gradient", Dense), ("zero", Empty)])
+def test_the_first_message_is_what_the_start_says(kind: Callable[..., Feedback], start: str, format: type) -> None:
+    rule = kind(TOP1, start=start)
+    assert isinstance(rule.send(Signal(G.clone(), first=True), ONE, state_of(rule), Key()), format)
+    assert not isinstance(rule.send(Signal(G.clone()), ONE, state_of(rule), Key()), format)
+
+
+def test_a_dense_first_message_does_not_alias_the_gradient() -> None:
+    gradient = G.clone()
+    rule = EF21Plus(TOP1)
+    payload = rule.send(Signal(gradient, first=True), ONE, state_of(rule), Key())
+    gradient.zero_()
+    assert torch.equal(payload.decode(ONE, torch.float32), G)
+
+
+def test_ef21_sends_the_change_and_both_ends_add_it() -> None:
+    rule = EF21(TOP1)
+    state = state_of(rule)
+    state["local"].copy_(torch.tensor([4.0, 1, 2, 0]))
+    state["mean"].copy_(state["local"])
+    payload = rule.send(Signal(G.clone()), ONE, state, Key())
+    assert payload.decode(ONE, torch.float32).tolist() == [0, 0, -5, 0]
+    out = rule.receive([payload], ONE, state, torch.empty(4))
+    assert out.tolist() == state["local"].tolist() == state["mean"].tolist() == [4, 1, -3, 0]
+    assert rule.residual(Signal(G), state).tolist() == [0, 0, 0, 0.5]
+
+
+def test_ef21_hands_out_a_copy_of_its_mean() -> None:
+    rule = EF21(TOP1)
+    state = state_of(rule)
+    out = rule.receive([Dense(G.clone())], ONE, state, torch.empty(4))
+    out.mul_(1000)
+    assert torch.equal(state["mean"], G)
+
+
+def test_ef21_plus_replaces_piece_by_piece_where_that_is_closer() -> None:
+    two = Layout.of([("a", 0, (2,)), ("b", 1, (2,))])
+    rule = EF21Plus(TOP1)
+    state = {"local": torch.tensor([9.0, 9, 5, 1]), "locals": torch.tensor([[9.0, 9, 5, 1]])}
+    gradient = torch.tensor([4.0, 0, 5, 2])  # a: keeping 4 alone is exact; b: adding 1 to what is known is exact
+    payload = rule.send(Signal(gradient.clone()), two, state, Key())
+    assert isinstance(payload, Flagged)
+    assert payload.replaces.tolist() == [True, False]
+    assert torch.equal(state["local"], gradient)
+    assert torch.equal(rule.receive([payload], two, state, torch.empty(4)), gradient)
+    assert torch.equal(state["locals"][0], gradient)
+
+
+def test_ef21_plus_keeps_the_markov_branch_when_both_are_equally_close() -> None:
+    rule = EF21Plus(Identity())
+    state = state_of(rule)
+    payload = rule.send(Signal(G.clone()), ONE, state, Key())
+    assert isinstance(payload, Flagged)
+    assert not payload.replaces.any()
+
+
+def test_momentum_starts_as_the_first_gradient_and_then_averages() -> None:
+    rule = EF21SGDM(TOP1, eta=0.25)
+    state = state_of(rule)
+    rule.send(Signal(G.clone(), first=True), ONE, state, Key())
+    assert torch.equal(state["momentum"], G)
+    rule.send(Signal(torch.zeros(4)), ONE, state, Key())
+    assert torch.equal(state["momentum"], 0.75 * G)
+
+
+def test_econtrol_adds_a_share_of_the_error() -> None:
+    rule = EControl(TOP1, eta=0.5)
+    state = state_of(rule)
+    state["error"].copy_(torch.tensor([0.0, 0, 0, 10]))
+    payload = rule.send(Signal(G.clone()), ONE, state, Key())
+    assert payload.decode(ONE, torch.float32).tolist() == [0, 0, 0, 5.5]
+    assert state["error"].tolist() == [4, 1, -3, 5]
+    assert state["local"].tolist() == [0, 0, 0, 5.5]
+
+
+@pytest.mark.parametrize("kind", [Plain, MemSGD], ids=lambda kind: kind.name)
+def test_the_server_averages_in_rank_order(kind: type[Feedback]) -> None:
+    """(2^60 + 1) - 2^60 loses the 1 in float32, whichever device adds: the order is part of the result."""
+    messages = [Dense(torch.tensor([v])) for v in (2.0**60, 1.0, -(2.0**60))]
+    layout = Layout.of([("x", 0, (1,))])
+    assert kind(TOP1).receive(messages, layout, {}, torch.empty(1)).item() == 0.0
+    assert kind(TOP1).receive(messages[::-1], layout, {}, torch.empty(1)).item() == 0.0
+    assert kind(TOP1).receive(
+        [messages[0], messages[2], messages[1]], layout, {}, torch.empty(1)
+    ).item() == pytest.approx(1 / 3)

@@ -1,0 +1,103 @@
+"""What was really sent, and how much is still unsaid."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from thinwire import EF21, Identity, MemSGD, Plain, Simulation, TopK
+from thinwire.channel import Norms
+from thinwire.errors import NonFiniteGradient
+from thinwire.exchange import Traffic
+from thinwire.ledger import Ledger
+
+
+def norms(gradient: float, residual: float | None) -> Norms:
+    return Norms(torch.tensor(gradient), None if residual is None else torch.tensor(residual))
+
+
+def test_totals_and_last_step() -> None:
+    ledger = Ledger(4)
+    for size in (100, 300):
+        ledger.add(Traffic(size, 3 * size, 3 * size), 50, {})
+        ledger.add(Traffic(10, 30, 30), 5, {})
+        ledger.finish(skipped=False)
+    total, last = ledger.summary(), ledger.last_step()
+    assert (total["steps"], total["message_bytes"], total["sent_bytes"], total["received_bytes"]) == (
+        2,
+        420,
+        1260,
+        1260,
+    )
+    assert (last["step"], last["message_bytes"], last["sent_bytes"]) == (1, 310, 930)
+    assert total["dense_fp32_bytes"] == 2 * 3 * 4 * 110 // 4
+    assert total["ratio_fp32"] == total["dense_fp32_bytes"] / 1260
+    assert total["ratio_bf16"] == total["dense_bf16_bytes"] / 1260
+    assert last["dense_bf16_bytes"] == 2 * 3 * 2 * 55 // 4
+
+
+def test_a_skipped_step_counts_its_bytes() -> None:
+    ledger = Ledger(2)
+    ledger.add(Traffic(10, 10, 10), 5, {})
+    ledger.finish(skipped=True)
+    assert ledger.summary()["skipped_steps"] == 1
+    assert ledger.summary()["sent_bytes"] == 10
+
+
+def test_before_anything_was_sent_there_is_no_ratio() -> None:
+    summary = Ledger(2).summary()
+    assert summary["steps"] == summary["sent_bytes"] == 0
+    assert math.isnan(summary["ratio_fp32"])
+    assert all(isinstance(value, int | float) for value in summary.values())
+
+
+def test_residual_ratio_is_that_of_the_norms_over_all_parameters() -> None:
+    ledger = Ledger(2)
+    ledger.add(Traffic(0, 0, 0), 1, {"a": norms(9, 16), "b": norms(16, 9), "plain": norms(100, None)})
+    ledger.finish(skipped=False)
+    assert ledger.summary()["residual_ratio"] == 1.0
+    assert ledger.per_parameter()["a"] == pytest.approx(4 / 3)
+    assert ledger.per_parameter()["b"] == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(("gradient", "residual", "ratio"), [(0, 0, 0.0), (0, 1, math.inf)])
+def test_a_vanished_gradient(gradient: float, residual: float, ratio: float) -> None:
+    ledger = Ledger(2)
+    ledger.add(Traffic(0, 0, 0), 1, {"a": norms(gradient, residual)})
+    assert ledger.summary()["residual_ratio"] == ratio
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (3, [0, 3])])
+def test_norms_are_due_at_every_nth_step(every: int, due: list[int]) -> None:
+    assert [step for step in range(6) if Ledger(2, every=every).due(step)] == due
+
+
+def test_a_simulation_books_its_true_message_lengths() -> None:
+    """Dense float32 with 3 workers: 4 bytes a number, and header (9), length (8) and tag (1)."""
+    simulation = Simulation({"x": torch.zeros(100)}, Plain(Identity()), 3)
+    for _ in range(2):
+        simulation.exchange([{"x": torch.ones(100)}] * 3)
+    summary = simulation.ledger.summary()
+    assert summary["message_bytes"] == 2 * (400 + 18)
+    assert summary["sent_bytes"] == summary["received_bytes"] == 2 * 2 * 418
+    assert summary["dense_fp32_bytes"] == 2 * 2 * 800 // 3
+
+
+def test_the_residual_is_what_the_memory_holds() -> None:
+    simulation = Simulation({"x": torch.zeros(4)}, MemSGD(TopK(count=1)), 2, ledger_every=1)
+    simulation.exchange([{"x": torch.tensor([3.0, 4, 0, 0])}, {"x": torch.ones(4)}], {"x": 1.0})
+    assert simulation.ledger.per_parameter()["x"] == pytest.approx(3 / 5)
+    simulation = Simulation({"x": torch.zeros(4)}, EF21(TopK(count=1)), 2, ledger_every=1)
+    simulation.exchange([{"x": torch.tensor([3.0, 4, 0, 0])}, {"x": torch.ones(4)}])
+    assert simulation.ledger.per_parameter()["x"] == 0.0
+
+
+def test_a_refused_step_is_booked_as_skipped() -> None:
+    simulation = Simulation({"x": torch.zeros(4)}, Plain(Identity()), 2)
+    with pytest.raises(NonFiniteGradient):
+        simulation.exchange([{"x": torch.full((4,), math.nan)}, {"x": torch.ones(4)}])
+    summary = simulation.ledger.summary()
+    assert (summary["steps"], summary["skipped_steps"]) == (1, 1)
+    assert summary["sent_bytes"] > 0

@@ -1,0 +1,263 @@
+"""Every message format: packing and unpacking is the identity, and a damaged message is a typed error or a vector."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from thinwire import (
+    QSGD,
+    Compressor,
+    HardThreshold,
+    Identity,
+    Key,
+    Layout,
+    Natural,
+    RandK,
+    ScaledSign,
+    Strom,
+    TopK,
+)
+from thinwire.errors import WireError
+from thinwire.payload import (
+    FORMATS,
+    Dense,
+    Empty,
+    Flagged,
+    Masked,
+    Payload,
+    Reader,
+    Sparse,
+    pack_payload,
+    unpack_payload,
+)
+from thinwire.payload.values import value_format
+
+LAYOUTS = [
+    Layout(()),
+    Layout.of([("a", 0, (0,))]),
+    Layout.of([("a", 0, ())]),
+    Layout.of([("a", 0, (1,))]),
+    Layout.of([("a", 0, (17,))]),
+    Layout.of([("a", 0, (3, 5)), ("b", 1, (0, 4)), ("c", 2, (1,)), ("d", 3, ()), ("e", 4, (0,)), ("f", 7, (33,))]),
+]
+COMPRESSORS: list[Compressor] = [
+    Identity(),
+    *(TopK(0.4, values=name) for name in ("full", "float32", "bfloat16", "float16", "exponent4")),
+    TopK(0.4, per="bucket"),
+    TopK(count=1),
+    TopK(1.0),
+    RandK(0.3),
+    RandK(count=0.5),
+    RandK(0.3, shared=True),
+    RandK(0.3, shared=True, values="float16"),
+    RandK(count=0.5, shared=True),
+    HardThreshold(0.5),
+    HardThreshold(1e9),
+    Strom(0.5),
+    Strom(1e9),
+    ScaledSign(),
+    ScaledSign(4),
+    QSGD(1),
+    QSGD(15, 4),
+    QSGD(65535, 7),
+    Natural(),
+]
+each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{len(layout.pieces)}p{layout.numel}")
+each_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+KEY = Key(seed=1, step=2, worker=3)
+
+
+def gaussian(layout: Layout, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def read(message: Tensor, layout: Layout, dtype: torch.dtype, key: Key = KEY) -> Payload:
+    reader = Reader(message)
+    payload = unpack_payload(reader, layout, key, dtype)
+    reader.finish()
+    return payload
+
+
+@each_layout
+@each_compressor
+@each_dtype
+def test_what_is_unpacked_decodes_to_what_was_packed(
+    compressor: Compressor, layout: Layout, dtype: torch.dtype
+) -> None:
+    payload = compressor(gaussian(layout, dtype), layout, KEY)
+    message = pack_payload(payload)
+    copy = read(message, layout, dtype, Key(seed=1, step=2, worker=9))  # another worker reads it
+    assert message.dtype == torch.uint8
+    assert type(copy) is type(payload)
+    assert torch.equal(copy.decode(layout, dtype), payload.decode(layout, dtype))
+    assert torch.equal(pack_payload(copy), message)
+
+
+@each_layout
+@each_compressor
+def test_a_fixed_size_is_the_same_for_every_worker_and_input(compressor: Compressor, layout: Layout) -> None:
+    made = [compressor(gaussian(layout, torch.float32, w), layout, Key(step=3, worker=w)) for w in range(4)]
+    if all(payload.fixed for payload in made):
+        assert len({pack_payload(payload).numel() for payload in made}) == 1
+    assert len({payload.fixed for payload in made}) == 1
+
+
+@each_compressor
+def test_add_to_adds_alpha_times_the_decoded_vector(compressor: Compressor) -> None:
+    layout = LAYOUTS[-1]
+    x = gaussian(layout, torch.float64)
+    payload = compressor(x, layout, KEY)
+    out = gaussian(layout, torch.float64, 1)
+    expected = out - 0.5 * payload.decode(layout, torch.float64)
+    assert payload.add_to(out, alpha=-0.5) is out
+    assert torch.equal(out, expected)  # a power of two: no rounding of the product
+
+
+@each_compressor
+def test_compressing_leaves_the_input_and_the_message_alone(compressor: Compressor) -> None:
+    layout = LAYOUTS[-1]
+    x = gaussian(layout, torch.float32)
+    before = x.clone()
+    payload = compressor(x, layout, KEY)
+    message = pack_payload(payload)
+    assert torch.equal(x, before)
+    x.zero_()
+    assert torch.equal(pack_payload(payload), message)
+
+
+@each_layout
+@pytest.mark.parametrize("inner", [Empty(), "dense", "sparse"])
+def test_flags_travel_with_the_payload_they_belong_to(layout: Layout, inner: Payload | str) -> None:
+    x = gaussian(layout, torch.float32)
+    replaces = torch.arange(len(layout.pieces)) % 2 == 0
+    made = {"dense": Dense(x), "sparse": TopK(0.5)(x, layout, KEY)}
+    payload = Flagged(replaces, made[inner] if isinstance(inner, str) else inner)
+    copy = read(pack_payload(payload), layout, torch.float32)
+    assert isinstance(copy, Flagged)
+    assert torch.equal(copy.replaces, replaces)
+    assert torch.equal(copy.decode(layout, torch.float32), payload.decode(layout, torch.float32))
+
+
+def test_sizes_are_what_the_formats_say() -> None:
+    """1,000 numbers of one piece, in bytes behind the tag."""
+    layout = Layout.of([("x", 0, (1000,))])
+    x = gaussian(layout, torch.float32)
+    sizes = {
+        Identity(): 4000,
+        ScaledSign(): 4 + 4 + 125,
+        ScaledSign(100): 4 + 40 + 125,
+        QSGD(15, 100): 8 + 40 + 1000 * 5 / 8,
+        Natural(): 1000 + 125,
+        RandK(count=50, shared=True): 1 + 4 + 200,
+        RandK(count=50, shared=True, values="bfloat16"): 1 + 4 + 100,
+        TopK(count=50): 5 + math.ceil(50 * 4 / 8) + math.ceil((50 + 63) / 8) + 200,
+        Strom(1e9): 5 + 4,
+    }
+    for compressor, size in sizes.items():
+        assert compressor(x, layout, KEY).pack().numel() == size, str(compressor)
+    assert Empty().pack().numel() == 0
+
+
+def test_a_small_piece_between_others_gets_its_own_share() -> None:
+    layout = LAYOUTS[-1]
+    x = gaussian(layout, torch.float32)
+    payload = TopK(0.01)(x, layout, KEY)
+    owners = {
+        next(p.name for p in layout.pieces if p.part.start <= i < p.part.stop) for i in payload.positions.tolist()
+    }
+    assert owners == {"a", "c", "d", "f"}
+
+
+def test_shared_masks_are_drawn_from_the_step_not_from_the_worker() -> None:
+    layout = LAYOUTS[-1]
+    masks = {
+        tuple(Masked.draw(layout, [3, 0, 1, 1, 0, 5], Key(0, 4, worker), torch.device("cpu")).tolist())
+        for worker in range(5)
+    }
+    steps = {
+        tuple(Masked.draw(layout, [3, 0, 1, 1, 0, 5], Key(0, step), torch.device("cpu")).tolist()) for step in range(5)
+    }
+    assert len(masks) == 1
+    assert len(steps) == 5
+
+
+def test_tags_are_unique_and_an_unknown_one_is_an_error() -> None:
+    assert len({kind.tag for kind in FORMATS.values()}) == len(FORMATS)
+    with pytest.raises(WireError, match=r"unknown payload format 99 in a message; known: \[0, 1"):
+        read(torch.tensor([99], dtype=torch.uint8), LAYOUTS[-1], torch.float32)
+
+
+@each_compressor
+def test_a_message_cut_anywhere_is_an_error(compressor: Compressor) -> None:
+    layout = LAYOUTS[-1]
+    message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
+    for length in range(message.numel()):
+        with pytest.raises(WireError):
+            read(message[:length], layout, torch.float32)
+
+
+@each_compressor
+def test_a_message_with_bytes_after_its_end_is_an_error(compressor: Compressor) -> None:
+    layout = LAYOUTS[-1]
+    message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
+    with pytest.raises(WireError):
+        read(torch.cat([message, message.new_zeros(1)]), layout, torch.float32)
+
+
+def assert_decodes_or_refuses(message: Tensor, layout: Layout) -> None:
+    try:
+        payload = read(message, layout, torch.float32)
+    except WireError:
+        return
+    assert payload.decode(layout, torch.float32).shape == (layout.numel,)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([*FORMATS, 8, 255]), st.binary(max_size=120), st.sampled_from(LAYOUTS))
+def test_random_bytes_decode_or_are_refused(tag: int, body: bytes, layout: Layout) -> None:
+    assert_decodes_or_refuses(torch.tensor([tag, *body], dtype=torch.uint8), layout)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(COMPRESSORS),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
+)
+def test_a_message_with_changed_bytes_decodes_or_is_refused(
+    compressor: Compressor, changes: list[tuple[int, int]]
+) -> None:
+    layout = LAYOUTS[-1]
+    message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY)).clone()
+    for place, byte in changes:
+        message[place % message.numel()] = byte
+    assert_decodes_or_refuses(message, layout)
+
+
+def test_flags_nested_in_flags_are_refused() -> None:
+    """No sender nests them; a forged message must not exhaust the stack."""
+    with pytest.raises(WireError):
+        read(torch.tensor([Flagged.tag, 0] * 5000, dtype=torch.uint8), LAYOUTS[-1], torch.float32)
+
+
+def test_counts_beyond_a_piece_are_refused() -> None:
+    """A shared mask's message says how many numbers of each piece follow; more than there are is damage."""
+    layout = Layout.of([("x", 0, (3,))])
+    payload = Masked(torch.arange(3), torch.ones(3), layout, (4,), value_format("full"))
+    with pytest.raises(WireError):
+        read(pack_payload(payload), layout, torch.float32)
+
+
+def test_rounding_loss_stays_with_the_sender() -> None:
+    """`values` of a sparse payload are what the receiver sees, not what went in."""
+    layout = Layout.of([("x", 0, (2,))])
+    payload = Sparse.of(
+        torch.tensor([1.0 + 2**-12, 3.0]), torch.tensor([0, 1]), layout, value_format("bfloat16"), counted=True
+    )
+    assert payload.values.tolist() == [1.0, 3.0]

@@ -1,0 +1,91 @@
+"""Elias-Fano coding of ascending positions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.errors import WireError
+from thinwire.payload.positions import bitmap_length, low_width, pack_positions, unpack_positions
+from thinwire.payload.reader import Reader
+
+
+def size(numel: int, count: int) -> int:
+    """The bytes that (n, k) alone decide."""
+    return math.ceil(low_width(numel, count) * count / 8) + math.ceil(bitmap_length(numel, count) / 8)
+
+
+@given(st.integers(0, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, max(0, n - 1)), max_size=n))))
+def test_positions_come_back_and_their_size_is_known_beforehand(case: tuple[int, set[int]]) -> None:
+    numel, chosen = case
+    positions = torch.tensor(sorted(chosen), dtype=torch.int64) if numel else torch.empty(0, dtype=torch.int64)
+    packed = pack_positions(positions, numel)
+    assert packed.numel() == size(numel, positions.numel())
+    reader = Reader(packed)
+    assert torch.equal(unpack_positions(reader, numel, positions.numel()), positions)
+    reader.finish()
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [[0], [2**31], [2**33 - 1], [0, 1, 2**33 - 1], [2**33 - 3, 2**33 - 2, 2**33 - 1]],
+    ids=str,
+)
+def test_positions_beyond_32_bits(positions: list[int]) -> None:
+    numel = 2**33
+    if size(numel, len(positions)) > 10**6:
+        pytest.fail("a few positions must not need a map of the whole vector")
+    packed = pack_positions(torch.tensor(positions), numel)
+    assert unpack_positions(Reader(packed), numel, len(positions)).tolist() == positions
+
+
+@pytest.mark.parametrize("share", [0.1, 0.01, 0.001])
+def test_size_is_within_0_6_bits_a_position_of_the_entropy(share: float) -> None:
+    """log2 C(n, k) bits are the least that any code can take for the average set of k of n positions."""
+    numel = 1_000_000
+    count = int(numel * share)
+    entropy = (math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)) / math.log(2)
+    rng = np.random.default_rng(0)
+    positions = torch.from_numpy(np.sort(rng.choice(numel, count, replace=False)))
+    packed = pack_positions(positions, numel)
+    assert 8 * packed.numel() <= entropy + 0.6 * count
+    assert torch.equal(unpack_positions(Reader(packed), numel, count), positions)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**6))
+def test_size_is_within_the_stated_margin_of_the_entropy(numel: int, count: int) -> None:
+    """At most k (2 + log2(n / k)) bits and a byte of padding for each of the two parts."""
+    count = min(count, numel)
+    bits = low_width(numel, count) * count + bitmap_length(numel, count)
+    assert bits <= count * (2 + math.log2(numel / count)) + 2
+
+
+def test_more_positions_than_places_are_refused() -> None:
+    with pytest.raises(WireError, match="claims 4 positions in a vector of 3"):
+        unpack_positions(Reader(torch.zeros(9, dtype=torch.uint8)), 3, 4)
+
+
+def test_a_map_with_too_few_marks_is_refused() -> None:
+    packed = pack_positions(torch.tensor([1, 5, 9]), 40)
+    packed[-1] = 0
+    with pytest.raises(WireError, match="marks where 3 were announced"):
+        unpack_positions(Reader(packed), 40, 3)
+
+
+def test_equal_positions_are_refused() -> None:
+    packed = pack_positions(torch.tensor([4, 5]), 16)  # low parts of 3 bits: 4 and 5, in the first byte
+    packed[0] = 4 | 4 << 3
+    with pytest.raises(WireError, match="not strictly ascending below 16"):
+        unpack_positions(Reader(packed), 16, 2)
+
+
+def test_a_position_beyond_the_vector_is_refused() -> None:
+    packed = pack_positions(torch.tensor([8]), 9)
+    packed[0] |= 7
+    with pytest.raises(WireError, match="below 9"):
+        unpack_positions(Reader(packed), 9, 1)

@@ -1,0 +1,124 @@
+"""State kept by parameter name, packed for whatever layout asks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire import Layout
+from thinwire.feedback import Slot
+from thinwire.store import ParameterInfo, Store
+
+SHAPES = {"a": (2, 3), "b": (0,), "c": (), "d": (5,)}
+INFOS = {
+    name: ParameterInfo(i, shape, torch.float32, torch.device("cpu")) for i, (name, shape) in enumerate(SHAPES.items())
+}
+SLOTS = [Slot("error"), Slot("rows", per_worker=False, copies=True)]
+
+
+def store(workers: int = 3) -> Store:
+    return Store(dict.fromkeys(SHAPES, SLOTS), INFOS, workers)
+
+
+def layout(names: list[str]) -> Layout:
+    return Layout.of([(name, INFOS[name].index, SHAPES[name]) for name in names])
+
+
+def filled() -> Store:
+    made = store()
+    for i, name in enumerate(SHAPES):
+        for slot in SLOTS:
+            view = made.view(name, slot.name)
+            view.copy_(torch.arange(view.numel()).view(view.shape) + 100.0 * (i + 1))
+    return made
+
+
+def contents(made: Store) -> dict[tuple[str, str], list[float]]:
+    return {(name, slot.name): made.view(name, slot.name).tolist() for name in SHAPES for slot in SLOTS}
+
+
+def test_state_exists_from_construction_and_is_zero() -> None:
+    made = store()
+    assert made.view("a", "error").shape == (6,)
+    assert made.view("a", "rows").shape == (3, 6)
+    assert all(torch.count_nonzero(torch.tensor(v)) == 0 for v in contents(made).values())
+
+
+partitions = st.permutations(list(SHAPES)).flatmap(
+    lambda names: st.lists(st.integers(0, 3), min_size=4, max_size=4).map(
+        lambda marks: [[n for n, m in zip(names, marks, strict=True) if m == k] for k in range(4)]
+    )
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(partitions, min_size=1, max_size=4))
+def test_packing_for_other_layouts_keeps_every_value(cuts: list[list[list[str]]]) -> None:
+    made = filled()
+    before = contents(made)
+    for cut in cuts:
+        for names in cut:
+            if names:
+                flats = made.bind(layout(names))
+                assert flats["error"].tolist() == [v for n in names for v in before[n, "error"]]
+        assert contents(made) == before
+
+
+def test_a_bound_tensor_and_a_view_are_the_same_memory_in_every_layout() -> None:
+    made = store()
+    for names in (["a", "d"], ["d", "c", "a"], ["a"]):
+        flats = made.bind(layout(names))
+        flats["error"].add_(1)
+        flats["rows"].add_(1)
+    assert set(made.view("a", "error").tolist()) == {3}
+    assert set(made.view("d", "error").tolist()) == {2}
+    assert set(made.view("d", "rows").flatten().tolist()) == {2}
+    assert made.view("c", "error").tolist() == [1]
+    made.view("a", "error").fill_(7)
+    assert set(made.bind(layout(["a"]))["error"].tolist()) == {7}
+
+
+def test_the_same_layout_is_bound_once() -> None:
+    made = store()
+    assert made.bind(layout(["a", "d"])) is made.bind(layout(["a", "d"]))
+
+
+def test_restore_goes_back_to_what_was_remembered() -> None:
+    made = filled()
+    before = contents(made)
+    both = layout(["a", "d"])
+    made.remember(both)
+    made.bind(both)["error"].mul_(3)
+    made.bind(both)["rows"].zero_()
+    assert contents(made) != before
+    made.restore(both)
+    assert contents(made) == before
+
+
+def test_restore_of_a_layout_that_was_never_remembered_changes_nothing() -> None:
+    made = filled()
+    before = contents(made)
+    made.restore(layout(["a"]))
+    assert contents(made) == before
+
+
+def test_an_empty_layout_has_no_state() -> None:
+    assert store().bind(Layout(())) == {}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "state"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_state_is_at_least_float32(parameter: torch.dtype, state: torch.dtype) -> None:
+    info = ParameterInfo.of(0, torch.zeros(2, 2, dtype=parameter))
+    made = Store({"x": [Slot("error")]}, {"x": info}, 1)
+    assert info.state_dtype == made.view("x", "error").dtype == state

@@ -1,0 +1,216 @@
+"""How the numbers of a sparse message are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from thinwire.errors import ConfigError, WireError
+from thinwire.payload.reader import Reader
+from thinwire.payload.values import FORMATS, NO_VALUE, SIGN_ONLY, ValueFormat, exponents, format_of_tag, value_format
+
+DTYPES = [torch.float32, torch.float64]
+each_format = pytest.mark.parametrize("written", list(FORMATS.values()), ids=lambda f: f.name)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+magnitudes = st.one_of(
+    st.just(0.0),
+    st.floats(-(2.0**127), 2.0**127, width=32),
+    st.floats(-(2.0**-120), 2.0**-120, width=32),
+    st.floats(-2, 2, width=32),
+    st.sampled_from([2.0**-149, 2.0**-126, 1.5 * 2.0**-130, 65504.0, 65520.0, 1e38, -(2.0**-24), 1.9999999]),
+)
+groups_of = st.lists(st.tuples(magnitudes, st.integers(0, 3)), max_size=20)
+
+
+def tensors(pairs: list[tuple[float, int]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    ordered = sorted(pairs, key=lambda pair: pair[1])
+    values = torch.tensor([v for v, _ in ordered], dtype=dtype)
+    return values, torch.tensor([g for _, g in ordered], dtype=torch.int64)
+
+
+def sent(written: ValueFormat, values: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the sender says will arrive, what arrives, and the bytes; values that cannot be written are left out."""
+    rounded = written.round(values, groups, count)
+    if written.drops:
+        rounded, groups = rounded[rounded != 0], groups[rounded != 0]
+    packed = written.pack(rounded, groups, count)
+    reader = Reader(packed)
+    arrived = written.unpack(reader, groups, count, values.dtype)
+    reader.finish()
+    return rounded, arrived, packed
+
+
+@each_format
+@each_dtype
+@settings(max_examples=50)
+@given(pairs=groups_of)
+def test_what_arrives_is_what_the_sender_says(
+    written: ValueFormat, dtype: torch.dtype, pairs: list[tuple[float, int]]
+) -> None:
+    values, groups = tensors(pairs, dtype)
+    rounded, arrived, _ = sent(written, values, groups, 4)
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived, rounded)
+    assert bool(torch.isfinite(arrived).all())
+
+
+@each_format
+@each_dtype
+@settings(max_examples=50)
+@given(pairs=groups_of)
+def test_rounding_twice_is_rounding_once(
+    written: ValueFormat, dtype: torch.dtype, pairs: list[tuple[float, int]]
+) -> None:
+    values, groups = tensors(pairs, dtype)
+    once = written.round(values, groups, 4)
+    assert torch.equal(written.round(once, groups, 4), once)
+
+
+@each_format
+@each_dtype
+@settings(max_examples=50)
+@given(pairs=groups_of)
+def test_rounding_never_flips_a_sign_and_never_adds_error(
+    written: ValueFormat, dtype: torch.dtype, pairs: list[tuple[float, int]]
+) -> None:
+    values, groups = tensors(pairs, dtype)
+    rounded = written.round(values, groups, 4)
+    assert bool((rounded * values.sign() >= 0).all())
+    assert bool(((values - rounded).abs() <= values.abs()).all())
+
+
+@pytest.mark.parametrize(("name", "bits"), [("float32", 24), ("bfloat16", 8), ("float16", 11)])
+def test_relative_error_of_ordinary_numbers(name: str, bits: int) -> None:
+    """Half a unit in the last of `bits` places; the clamp of float16 just below 2 costs at most one whole unit."""
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = values[values.abs() > 1e-2]
+    rounded = value_format(name).round(values, torch.zeros(values.numel(), dtype=torch.int64), 1)
+    assert float(((rounded - values) / values).abs().max()) <= 2.0**-bits
+
+
+@pytest.mark.parametrize("scale", [2.0**-140, 1e-30, 1e-8, 1.0, 1e8, 1e30])
+def test_float16_is_relative_to_the_largest_of_its_piece(scale: float) -> None:
+    """Neither underflow nor overflow at any scale: 2^-11 of each value down to 2^-14 of the largest."""
+    values = (torch.tensor([1.0, -0.7, 0.01, 1e-4]) * scale).float()
+    rounded = value_format("float16").round(values, torch.zeros(4, dtype=torch.int64), 1)
+    error = (rounded.double() - values.double()).abs()
+    assert bool((error <= 2.0**-11 * values.double().abs() + 2.0**-149).all())
+
+
+def test_float16_gives_each_piece_its_own_scale() -> None:
+    values = torch.tensor([1e30, 1e-30])
+    rounded = value_format("float16").round(values, torch.tensor([0, 1]), 2)
+    assert bool(((rounded - values).abs() <= 2.0**-11 * values).all())
+    together = value_format("float16").round(values, torch.tensor([0, 0]), 2)
+    assert together[1] == 0
+
+
+def test_float16_saturates_below_the_next_power_of_two() -> None:
+    values = torch.tensor([1.99999, -1.99999])
+    rounded = value_format("float16").round(values, torch.tensor([0, 0]), 1)
+    assert rounded.tolist() == [2 - 2.0**-10, -(2 - 2.0**-10)]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_narrow_floats_saturate_instead_of_overflowing(name: str) -> None:
+    rounded = value_format(name).round(torch.tensor([1e300, -1e300], dtype=torch.float64), torch.tensor([0, 0]), 1)
+    most = torch.finfo(getattr(torch, name)).max
+    assert rounded.tolist() == [most, -most]
+
+
+def test_exponent4_example_of_the_paper() -> None:
+    """VGC, appendix: E = 5, rounded to 2^-5, 2^-2, 2^3, 2^4, 2^5 (cut off); d = 10, 7, 2, 1, 0; the first is lost."""
+    values = torch.tensor([0.04, 0.31, -6.25, 22.25, -35.75])
+    groups = torch.zeros(5, dtype=torch.int64)
+    written = value_format("exponent4")
+    assert exponents(values, groups, 1).tolist() == [5]
+    assert written.round(values, groups, 1).tolist() == [0, 0.25, -8.0, 16.0, -32.0]
+    rounded, arrived, packed = sent(written, values, groups, 1)
+    assert torch.equal(arrived, rounded)
+    assert packed.tolist() == [5, 0, 7 | (8 + 2) << 4, 1 | (8 + 0) << 4]
+
+
+@pytest.mark.parametrize(("value", "rounded"), [(1.5, 2.0), (1.4999999, 1.0), (-1.5, -2.0), (8.0, 8.0), (15.9, 8.0)])
+def test_exponent4_goes_to_the_nearer_power_and_halfway_up(value: float, rounded: float) -> None:
+    values = torch.tensor([value, 8.0])
+    assert value_format("exponent4").round(values, torch.zeros(2, dtype=torch.int64), 1)[0] == rounded
+
+
+@pytest.mark.parametrize(("depth", "kept"), [(7, True), (8, False)])
+def test_exponent4_drops_what_lies_more_than_seven_powers_below(depth: int, kept: bool) -> None:
+    rounded = value_format("exponent4").round(torch.tensor([2.0**-depth, 1.0]), torch.zeros(2, dtype=torch.int64), 1)
+    assert bool(rounded[0] != 0) == kept
+
+
+@each_dtype
+@pytest.mark.parametrize("value", [2.0**-149, 1.5 * 2.0**-149 * 2, 2.0**-127, 3e38])
+def test_exponent4_of_a_single_value_of_any_size(value: float, dtype: torch.dtype) -> None:
+    values = torch.tensor([value], dtype=dtype)
+    rounded, arrived, _ = sent(value_format("exponent4"), values, torch.tensor([0]), 1)
+    assert torch.equal(rounded, arrived)
+    assert 0.5 <= float(rounded[0]) / float(values[0]) <= 4 / 3
+
+
+def test_a_group_of_zeros_has_no_exponent_and_sends_nothing() -> None:
+    zeros, groups = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    assert exponents(zeros, groups, 2).tolist() == [NO_VALUE, NO_VALUE]
+    rounded, arrived, _ = sent(value_format("exponent4"), zeros, groups, 2)
+    assert rounded.numel() == arrived.numel() == 0
+    assert sent(value_format("float16"), zeros, groups, 2)[1].tolist() == [0, 0, 0]
+
+
+def test_exponent4_refuses_values_in_a_piece_declared_empty() -> None:
+    message = torch.cat(
+        [torch.tensor([NO_VALUE], dtype=torch.int16).view(torch.uint8), torch.zeros(1, dtype=torch.uint8)]
+    )
+    with pytest.raises(WireError, match="declares empty"):
+        value_format("exponent4").unpack(Reader(message), torch.tensor([0]), 1, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "pieces", "expected"),
+    [
+        ("full", 7, 2, 28),
+        ("float32", 7, 2, 28),
+        ("bfloat16", 7, 2, 14),
+        ("float16", 7, 2, 14 + 4),
+        ("exponent4", 7, 2, 4 + 4),
+    ],
+)
+def test_bytes_on_the_wire(name: str, count: int, pieces: int, expected: int) -> None:
+    values, groups = torch.ones(count), torch.zeros(count, dtype=torch.int64)
+    assert sent(value_format(name), values, groups, pieces)[2].numel() == expected
+
+
+@pytest.mark.parametrize("signs", [[], [1.0], [-1.0, 1.0] * 5])
+def test_sign_only_sends_one_magnitude_and_a_bit_a_value(signs: list[float]) -> None:
+    values = torch.tensor(signs) * 0.3
+    groups = torch.zeros(len(signs), dtype=torch.int64)
+    rounded, arrived, packed = sent(SIGN_ONLY, values, groups, 1)
+    assert torch.equal(arrived, rounded)
+    assert packed.numel() == 4 + math.ceil(len(signs) / 8)
+
+
+def test_unknown_formats_are_typed_errors() -> None:
+    with pytest.raises(ConfigError, match=r"unknown value format 'int8'; known: full, float32, bfloat16"):
+        value_format("int8")
+    with pytest.raises(ConfigError, match="unknown value format 'sign'"):
+        value_format("sign")
+    with pytest.raises(WireError, match="unknown value format 99"):
+        format_of_tag(99)
+
+
+@each_format
+def test_contraction_left_after_rounding_is_kept(written: ValueFormat) -> None:
+    """|x - C(x)|^2 <= (1 - keeps(1, d)) |x|^2 when every number is chosen."""
+    for seed in range(20):
+        values = torch.randn(50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 3
+        rounded = written.round(values, torch.zeros(50, dtype=torch.int64), 1)
+        left = float((values - rounded).square().sum() / values.square().sum())
+        assert left <= 1 - written.keeps(1.0, 50)
