@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.dist.training import Run, differences, train_ddp
+from tests.dist.training import Run, differences, network, train_ddp
 from tests.dist.world import run_world
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 import thinwire
@@ -114,8 +115,14 @@ def checkpointed(rank: int, size: int, folder: str) -> tuple[bool, bool, list[st
 
 
 def test_distributed_checkpoint_keeps_every_ranks_part(tmp_path: Path) -> None:
-    answers = run_world(2, checkpointed, str(tmp_path / "checkpoint"), folder=tmp_path)
+    folder = tmp_path / "checkpoint"
+    answers = run_world(2, checkpointed, str(folder), folder=tmp_path)
     for rank, (equal, same, keys) in enumerate(answers):
         assert equal
         assert same
         assert all(f"/rank{rank}/" in key for key in keys)
+    dcp_to_torch_save(folder, tmp_path / "merged.pt")  # one file with every rank's keys: a merged state
+    merged = torch.load(tmp_path / "merged.pt", weights_only=False)["thinwire"]
+    three = thinwire.Simulation(dict(network().named_parameters()), thinwire.parse("memsgd(topk(0.1))"), 3)
+    three.load_state_dict(merged, on_resize="redistribute")
+    assert three.state_dict()["step"] == HALF
