@@ -46,7 +46,8 @@ def save(channel: Channel) -> dict[str, Any]:
         "seed": channel.seed,
         "shapes": {name: list(info.shape) for name, info in channel.parameters.items()},
         "started": sorted(channel.started),
-        "step_sizes": dict(sorted(channel.step_sizes.items())),
+        # pairs, not a dict: a distributed checkpoint flattens dicts and loads only the keys that a fresh handle has
+        "step_sizes": [[name, size] for name, size in sorted(channel.step_sizes.items())],
         "slots": slots,
     }
 
@@ -74,11 +75,11 @@ def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "rai
 
 def load_all_(channels: Sequence[Channel], state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
     """Put a merged state into several channels: into all of them, or (with a `StateError`) into none."""
-    for commit_ in [_prepared(channel, state, on_resize) for channel in channels]:
+    for commit_ in [prepared(channel, state, on_resize) for channel in channels]:
         commit_()
 
 
-def _prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> Callable[[], None]:
+def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> Callable[[], None]:
     """What loads a state that was found to fit; nothing is changed yet."""
     if on_resize not in ("raise", "redistribute", "reset"):
         raise StateError(f'on_resize must be "raise", "redistribute" or "reset", got {on_resize!r}')
@@ -110,7 +111,7 @@ def _commit_(
         view.copy_(saved.reshape(view.shape) if saved.ndim else saved)
     channel.step, channel.seed = int(state["step"]), int(state["seed"])
     channel.started = set() if reset else set(state["started"])
-    channel.step_sizes = {} if reset else {name: float(size) for name, size in state["step_sizes"].items()}
+    channel.step_sizes = {} if reset else {name: float(size) for name, size in state["step_sizes"]}
 
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -121,13 +122,16 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "seed": lambda value: isinstance(value, int),
     "shapes": lambda value: isinstance(value, Mapping) and all(isinstance(s, list | tuple) for s in value.values()),
     "started": lambda value: isinstance(value, list | tuple | set) and all(isinstance(name, str) for name in value),
-    "step_sizes": lambda value: isinstance(value, Mapping) and all(_positive(size) for size in value.values()),
+    "step_sizes": lambda value: isinstance(value, list | tuple) and all(map(_is_step_size, value)),
     "slots": lambda value: isinstance(value, Mapping),
 }
 
 
-def _positive(size: object) -> bool:
-    return isinstance(size, int | float) and 0 < size < math.inf
+def _is_step_size(pair: object) -> bool:
+    match pair:
+        case [str(), int() | float() as size]:
+            return 0 < size < math.inf
+    return False
 
 
 def _check_fields(state: Mapping[str, Any]) -> None:

@@ -56,12 +56,18 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
 
     def __init__(self, rank: int | None, parameter: str, step: int) -> None:
-        where = f"rank {rank} computed" if rank is not None else "the exchanged values overflow to"
-        super().__init__(
-            f"{where} a gradient with NaN or infinity in parameter {parameter!r} at step {step}; no rank's state has "
-            'advanced. Drop the step (optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a '
-            "gradient scaler skips it"
-        )
+        where = f"in parameter {parameter!r} at step {step}; no rank's state has advanced"
+        if rank is not None:
+            text = (
+                f"rank {rank} computed a gradient with NaN or infinity {where}. Drop the step (optimizer.zero_grad()) "
+                'and go on, or attach with nonfinite="skip" so that a gradient scaler skips it'
+            )
+        else:
+            text = (
+                f"what the ranks exchanged does not fit the gradient's type {where}. It will not fit later either: "
+                "use bfloat16 or float32 gradients, or a smaller loss scale"
+            )
+        super().__init__(text)
         self.rank, self.parameter, self.step = rank, parameter, step
 
     def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int]]:

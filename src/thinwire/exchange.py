@@ -42,12 +42,12 @@ class Loopback:
     """n workers in one process: a gather hands every message to everyone, and counts as the real one would."""
 
     def __init__(self, workers: int) -> None:
-        self.size = workers
+        self._workers = workers
 
     def gather(self, messages: Sequence[Tensor], *, fixed: bool) -> tuple[list[Tensor], Traffic]:
         """All messages in rank order, and what the exchange would cost worker 0."""
         longest = max(message.numel() for message in messages)
-        return list(messages), _traffic(messages[0].numel(), longest, self.size, not fixed)
+        return list(messages), _traffic(messages[0].numel(), longest, self._workers, not fixed)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from thinwire.compressors import (
     TopK,
 )
 from thinwire.errors import ConfigError, SpecError
-from thinwire.feedback import EF21, EF21SGDM, EControl, EF21Plus, MemSGD, Plain, Route, Rule, as_feedback
+from thinwire.feedback import EF21, EF21SGDM, EControl, EF21Plus, MemSGD, Plain, Route, Rule, as_rule
 from thinwire.schedule import Warmup
 from thinwire.text import Named
 
@@ -45,7 +45,7 @@ def parse(text: str) -> Rule:
         raise SpecError(text, place - 1, "this is not a method's text") from None
     value = _build(tree, text)
     try:
-        return value if isinstance(value, Route) else as_feedback(value)
+        return as_rule(value)
     except ConfigError as error:
         raise SpecError(text, _column(tree, text), str(error)) from None
 

@@ -12,9 +12,10 @@ from tests.dist.training import Run, batch, differences, network, optimizer_of, 
 from tests.dist.world import run_world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import thinwire
-from thinwire.errors import AttachError, WireError
+from thinwire.errors import AttachError, NonFiniteGradient, WireError
 
 pytestmark = pytest.mark.dist
 
@@ -45,6 +46,15 @@ def mismatches(rank: int, size: int) -> dict[str, str]:
     found["not a contraction"] = refusal(ddp, thinwire.MemSGD(thinwire.QSGD(1, 512)), sgd(ddp))
     found["no pattern"] = refusal(ddp, thinwire.Route({"0.*": thinwire.Identity()}, min_numel=0), sgd(ddp))
     found["bad policy"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp), nonfinite="ignore")
+    found["not an optimizer at all"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), ddp if rank else sgd(ddp))
+    scaler = torch.amp.GradScaler("cpu") if rank else None
+    found["a scaler on one rank"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp), scaler=scaler)
+    sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(9, 3, sparse=True)))
+    found["sparse gradients"] = refusal(sparse, thinwire.EF21(thinwire.TopK(0.1)), sgd(sparse))
+    waves = DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64))
+    found["complex numbers"] = refusal(waves, thinwire.EF21(thinwire.TopK(0.1)), sgd(waves))
+    own = DistributedDataParallel(network(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    found["DDP's own mixed precision"] = refusal(own, thinwire.EF21(thinwire.TopK(0.1)), sgd(own))
     found["not DDP"] = refusal(network(), thinwire.EF21(thinwire.TopK(0.1)), None)
     thinwire.attach(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp))
     found["twice"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp))
@@ -61,9 +71,14 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     [
         ("rules differ", ["rule", "rank 0 has ef21(topk(0.01))", "rank 1 has ef21(topk(0.02))"]),
         ("seeds differ", ["seed", "rank 0 has 0", "rank 1 has 1"]),
-        ("one optimizer is of another model", ["not the model's"]),
+        ("one optimizer is of another model", ["does not hold 6 of the model's 6 parameters", "this very model"]),
         ("no optimizer", ["memsgd(topk(0.1))", "step size", "attach(ddp, rule, optimizer)"]),
-        ("optimizer of some", ["does not hold 4 of the model's parameters", "'2.bias'"]),
+        ("optimizer of some", ["does not hold 4 of the model's 6 parameters", "'2.bias'"]),
+        ("not an optimizer at all", ["attach", "param_groups"]),
+        ("a scaler on one rank", ["scaler", "rank 0 has False", "rank 1 has True"]),
+        ("sparse gradients", ["'0'", "sparse=False"]),
+        ("complex numbers", ["'weight'", "complex64"]),
+        ("DDP's own mixed precision", ["mixed_precision", "torch.autocast"]),
         ("not a contraction", ["variance", "memsgd(contractive(qsgd(1)))"]),
         ("no pattern", ["'2.weight'", "'0.*'", 'last entry "*"']),
         ("bad policy", ["'ignore'", "skip"]),
@@ -79,7 +94,7 @@ def test_every_rank_is_told_what_is_wrong(case: str, words: list[str], refusals:
 
 def other_models(rank: int, size: int) -> list[str]:
     """Models that differ between ranks; DDP itself would refuse them, so each rank checks alone what it describes."""
-    from thinwire.engines.ddp import _check_same
+    from thinwire.engines.agreement import check_same
 
     here = {"rule": "ef21(topk(0.1))", "parameter 'a'": "[3] torch.float32"}
     found = []
@@ -87,7 +102,7 @@ def other_models(rank: int, size: int) -> list[str]:
         every: list[Any] = [None] * size
         dist.all_gather_object(every, here if rank == 0 else there)
         with pytest.raises(AttachError) as caught:
-            _check_same(every)
+            check_same(every)
         found.append(str(caught.value))
     return found
 
@@ -157,6 +172,30 @@ def uneven_simulated(rule: str) -> dict[str, torch.Tensor]:
             gradients[1] = {name: torch.zeros_like(g) for name, g in gradients[1].items()}
         simulation.step(gradients)
     return {name: p.detach() for name, p in named.items()}
+
+
+def uneven_with_nan(rank: int, size: int) -> tuple[int, int]:
+    """Rank 0's sixth gradient is not finite, when rank 1 has run out of data: rank 0 drops the step, both go on."""
+    model = network()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    optimizer = sgd(model)
+    handle = thinwire.attach(ddp, thinwire.parse("memsgd(topk(0.1))"), optimizer)
+    caught = 0
+    with ddp.join():
+        for step in range(8 if rank == 0 else 4):
+            optimizer.zero_grad()
+            x, y = batch(step, rank)
+            try:
+                (nn.functional.cross_entropy(ddp(x), y) * (float("nan") if step in (5, 7) else 1.0)).backward()
+            except NonFiniteGradient:
+                caught += 1
+                continue
+            optimizer.step()
+    return handle.state_dict()["step"], caught
+
+
+def test_join_survives_a_nan_while_ranks_have_run_out_of_data(tmp_path: Path) -> None:
+    assert run_world(2, uneven_with_nan, folder=tmp_path) == [(6, 2), (6, 0)]
 
 
 @pytest.mark.parametrize("rule", ["memsgd(topk(0.1))", "ef21(topk(0.1))"])

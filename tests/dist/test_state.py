@@ -99,9 +99,32 @@ def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Pa
                 assert torch.equal(common.double(), value), (rule, name)
 
 
+def drifted(rank: int, size: int) -> tuple[str, str]:
+    """Ranks that load different moments, and a rank whose state does not fit: every rank is told, none loads."""
+    run = Run("ef21(topk(0.1))")
+    _, handle, _ = train_ddp(rank, run, until=3)
+    _, later, _ = train_ddp(rank, run, until=5)
+    _, fresh, _ = train_ddp(rank, run, until=0)
+    messages = []
+    for state in ((handle if rank else later).state_dict(), handle.state_dict() if rank else {}):
+        with pytest.raises(StateError) as caught:
+            fresh.load_state_dict(state)
+        messages.append(str(caught.value))
+    assert fresh.state_dict()["step"] == 0
+    return messages[0], messages[1]
+
+
+def test_ranks_load_the_same_moment_or_nothing(tmp_path: Path) -> None:
+    answers = run_world(2, drifted, folder=tmp_path)
+    assert "of step 5, rank 1's of step 3" in answers[0][0]
+    assert "of step 3, rank 0's of step 5" in answers[1][0]
+    assert "not a thinwire state" in answers[0][1]
+    assert "rank 0 could not load its state" in answers[1][1]
+
+
 def checkpointed(rank: int, size: int, folder: str) -> tuple[bool, bool, list[str]]:
     """Save with torch.distributed.checkpoint, load into a fresh run, compare every rank's own part."""
-    run = Run("memsgd(topk(0.1))")
+    run = Run("memsgd(topk(0.1))", decay_at=(HALF,))  # the rate moves at the very step of the checkpoint
     whole, _, _ = train_ddp(rank, run)
     _, handle, _ = train_ddp(rank, run, until=HALF)
     saved = handle.saved  # type: ignore[attr-defined]
@@ -110,6 +133,7 @@ def checkpointed(rank: int, size: int, folder: str) -> tuple[bool, bool, list[st
     dcp.load({"thinwire": fresh}, checkpoint_id=folder)
     restored = fresh.state_dict()
     equal = all(torch.equal(t, restored["slots"][k]) for k, t in saved["thinwire"]["slots"].items())
+    equal = equal and restored["step_sizes"] == saved["thinwire"]["step_sizes"]
     halves, _, _ = train_ddp(rank, run, resume=(HALF, {**saved, "thinwire": restored}))
     return equal and isinstance(fresh, Stateful), not list(differences(whole, halves)), sorted(restored["slots"])
 

@@ -282,7 +282,7 @@ def test_a_reset_starts_the_memories_anew_but_not_the_step(rule: Feedback | Rout
     _, after = resized(rule, 2, 3, "reset")
     state = after.state_dict()
     assert all(torch.count_nonzero(tensor) == 0 for tensor in state["slots"].values())
-    assert (state["step"], state["seed"], state["started"], state["step_sizes"]) == (5, 3, [], {})
+    assert (state["step"], state["seed"], state["started"], state["step_sizes"]) == (5, 3, [], [])
     assert all(bool(out.isfinite().all()) for out in advance(after, 5, 2))
 
 

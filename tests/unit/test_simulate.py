@@ -155,8 +155,17 @@ def test_step_sizes_must_name_every_parameter() -> None:
 
 def test_the_optimizer_must_hold_the_parameters() -> None:
     x, z = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
-    with pytest.raises(AttachError, match="not the model's"):
+    with pytest.raises(AttachError, match="does not hold 1 of the model's 1 parameters"):
         Simulation({"x": x}, MemSGD(TopK(0.5)), 2, optimizer=torch.optim.SGD([z], lr=0.1))
+
+
+def test_an_exchange_that_broke_off_is_undone_by_the_next() -> None:
+    """As by Ctrl-C between two workers: what the first had sent must not be counted twice."""
+    broken, whole = (Simulation({"x": torch.zeros(4)}, EF21(TopK(0.5)), 2) for _ in range(2))
+    gradients = [{"x": torch.tensor([4.0, 3.0, 2.0, 1.0])}, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])}]
+    broken.channels[0].send(broken._layouts[0], gradients[0]["x"])
+    for _ in range(3):
+        assert torch.equal(broken.exchange(gradients)["x"], whole.exchange(gradients)["x"])
 
 
 class Bowl:

@@ -39,16 +39,20 @@ def test_a_scheduler_moves_the_step_sizes() -> None:
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
-    with pytest.raises(
-        AttachError, match=r"group 0 holds a parameter of shape \(2, 3\) that is not the model's: build"
-    ):
+    with pytest.raises(AttachError, match=r"does not hold 1 of the model's 1 parameters, .* of this very model"):
         StepSizes(parameters("a"), torch.optim.SGD(parameters("a").values(), lr=0.1))
 
 
 def test_a_parameter_that_the_optimizer_lacks_is_named() -> None:
     mine = parameters("a", "b")
-    with pytest.raises(AttachError, match="does not hold 1 of the model's parameters, such as 'b'"):
+    with pytest.raises(AttachError, match="does not hold 1 of the model's 2 parameters, such as 'b'"):
         StepSizes(mine, torch.optim.SGD([mine["a"]], lr=0.1))
+
+
+def test_an_optimizer_may_hold_more_than_the_model() -> None:
+    """One optimizer for two models, or for a model and its loss, is nothing unusual."""
+    mine, other = parameters("a"), parameters("z")
+    assert StepSizes(mine, torch.optim.SGD([*mine.values(), *other.values()], lr=0.1)).now() == {"a": 0.1}
 
 
 def test_frozen_parameters_may_stay_in_the_optimizer() -> None:

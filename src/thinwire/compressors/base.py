@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -24,6 +25,21 @@ class Compressor(Named, ABC):
     @abstractmethod
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
         """Compress x, which is laid out as `layout` says; x is left as it is."""
+
+    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
+        """A memory's step: error <- ratio * error + value; c = C(error); error <- error - c."""
+        for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=ratios is not None):
+            if ratio != 1.0:
+                view.mul_(ratio)
+        payload = self(error.add_(value), layout, key)
+        payload.add_to(error, alpha=-1.0)
+        return payload
+
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
+        """A follower's step: c = C(target - local); local <- local + c."""
+        payload = self(target - local, layout, key)
+        payload.add_to(local)
+        return payload
 
     @abstractmethod
     def delta(self, numel: int) -> float:

@@ -31,8 +31,8 @@ class ScaledSign(Compressor):
 
     def __post_init__(self) -> None:
         check(
-            self.block is None or (is_whole(self.block) and self.block >= 1),
-            f"sign block must be at least 1, got {self.block!r}",
+            self.block is None or (is_whole(self.block) and 1 <= self.block <= WHOLE),
+            f"sign block must be a whole number from 1 to {WHOLE}, got {self.block!r}",
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Signs:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
 from thinwire.compressors.density import check_density, kept
 from thinwire.layout import Layout
-from thinwire.ops import Key, topk_indices
+from thinwire.ops import Key, difference_topk_, memory_topk_, topk
 from thinwire.payload import Sparse
 from thinwire.payload.values import value_format
 from thinwire.schedule import Number, at, bounds, is_whole
@@ -47,13 +47,37 @@ class TopK(Compressor):
         value_format(self.values)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
-        scope = layout if self.per == "parameter" else layout.whole()
+        scope = self._scope(layout)
+        return Sparse.rounded(*topk(x, scope, self._counts(scope, key)), layout, value_format(self.values))
+
+    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
+        """A memory's step in one pass: what is chosen is taken out, what rounding loses is put back."""
+        if self.per == "bucket" and ratios is not None and len(set(ratios)) > 1:
+            return super().take_(error, value, ratios, layout, key)  # type: ignore[return-value]
+        scope = self._scope(layout)
+        ratios = ratios if ratios is None or self.per == "parameter" else ratios[:1]
+        positions, values = memory_topk_(error, value, scope, self._counts(scope, key), ratios)
+        payload = Sparse.rounded(positions, values, layout, value_format(self.values))
+        if self.values != "full":
+            error[positions] = values
+            payload.add_to(error, alpha=-1.0)
+        return payload
+
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
+        """A follower's step in one pass, where values travel as they are."""
+        if self.values != "full":
+            return super().follow_(local, target, layout, key)  # type: ignore[return-value]
+        scope = self._scope(layout)
+        return Sparse.rounded(
+            *difference_topk_(local, target, scope, self._counts(scope, key)), layout, value_format(self.values)
+        )
+
+    def _scope(self, layout: Layout) -> Layout:
+        return layout if self.per == "parameter" else layout.whole()
+
+    def _counts(self, scope: Layout, key: Key) -> list[int]:
         ratio = None if self.ratio is None else at(self.ratio, key.step)
-        parts = [
-            topk_indices(view, kept(piece.numel, ratio, self.count)) + piece.offset for piece, view in scope.views(x)
-        ]
-        positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
-        return Sparse.of(x, positions, layout, value_format(self.values), counted=True)
+        return [kept(piece.numel, ratio, self.count) for piece in scope.pieces]
 
     def delta(self, numel: int) -> float:
         if numel == 0:

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.channel import Channel, Outgoing
-from thinwire.checkpoint import OnResize, load_, save
-from thinwire.engines.step_sizes import StepSizes
-from thinwire.errors import AttachError, ThinwireError
+from thinwire.checkpoint import OnResize, save
+from thinwire.engines.agreement import agreement, load_together_
+from thinwire.engines.step_sizes import StepSizes, check_needs
+from thinwire.errors import AttachError, NonFiniteGradient, ThinwireError
 from thinwire.exchange import Group, Pending
-from thinwire.feedback import Need, Rule, as_feedback
-from thinwire.feedback.route import Route
+from thinwire.feedback import Rule, as_rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 
@@ -47,6 +48,11 @@ class Handle:
         self._used = _watch_use(ddp) if self._static or ddp.find_unused_parameters else None
 
     @property
+    def watches_use(self) -> bool:
+        """Whether ranks agree at each step on which parameters were used."""
+        return self._used is not None
+
+    @property
     def rule(self) -> Rule:
         """The rule in force."""
         return self.channel.rule
@@ -57,9 +63,12 @@ class Handle:
         return save(self.channel)
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
-        """Load this rank's state, or the merged states of another number of ranks (see `merge_states`)."""
+        """Load this rank's state, or the merged states of another number of ranks (see `merge_states`).
+
+        Call it on every rank: all load, or (with a `StateError` on each) none.
+        """
         self._settle()
-        load_(self.channel, state, on_resize)
+        load_together_(self._group, self.channel, state, on_resize)
 
     def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         """Exchange one bucket: what the comm hook does."""
@@ -79,6 +88,8 @@ class Handle:
         self.ledger.add(traffic, layout.numel, sent.norms)
         arrival = _Arrival(sent, pending, flat)
         self._arrivals.append(arrival)
+        if bucket.is_last() and self._used is not None:
+            self._used.clear()
         self._proceed(last=bucket.is_last())
         return arrival.result
 
@@ -97,7 +108,7 @@ class Handle:
             return
         self._receive_all()
         if last and in_backward:
-            _at_end_of_backward(self._finish)
+            _at_end_of_backward(self._end_backward)
         elif last:
             self._unfinished = True
 
@@ -136,16 +147,18 @@ class Handle:
         _at_end_of_backward(self._finish)
 
     def _settle(self) -> None:
-        """Finish a step that could not finish by itself; undo one whose backward pass broke off."""
+        """Finish a step that could not finish by itself; undo one whose backward pass broke off.
+
+        Such a step was another rank's: if its gradient was not finite, that rank has raised, and nothing is left to do.
+        """
         if self._unfinished:
             self._unfinished = False
-            self._finish()
+            with suppress(NonFiniteGradient):
+                self._finish()
         self._arrivals.clear()
         self.channel.abandon()
 
     def _finish(self) -> None:
-        if self._used is not None:
-            self._used.clear()
         if self._errors:
             error = self._errors[0]
             self._errors.clear()
@@ -204,19 +217,18 @@ def attach(
     step; either way no state advances.
     """
     module = _unwrapped(ddp)
-    made: Handle | ThinwireError
-    try:
+    group = Group(module.process_group)
+    with agreement(group) as mine:
         _check_module(module)
-        made = _handle(module, rule, optimizer, scaler, nonfinite, seed, ledger_every)
-    except ThinwireError as error:
-        made = error
-    handle = _agreed(Group(module.process_group), made, nonfinite)
+        handle = _handle(module, group, as_rule(rule), optimizer, scaler, nonfinite, seed, ledger_every)
+        mine |= _description(handle, scaler, nonfinite)
     module.register_comm_hook(handle, comm_hook)
     return handle
 
 
 def _handle(
     ddp: DistributedDataParallel,
+    group: Group,
     rule: Rule,
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None,
@@ -226,15 +238,10 @@ def _handle(
 ) -> Handle:
     if nonfinite not in ("raise", "skip"):
         raise AttachError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
-    rule = rule if isinstance(rule, Route) else as_feedback(rule)
-    group = Group(ddp.process_group)
     parameters = _trained(ddp)
     channel = Channel(rule, parameters, rank=group.rank, size=group.size, seed=seed)
     step_sizes = StepSizes(parameters, optimizer) if optimizer is not None else None
-    if step_sizes is None and Need.STEP_SIZE in channel.needs:
-        raise AttachError(
-            f"{rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: attach(ddp, rule, optimizer)"
-        )
+    check_needs(channel, step_sizes is not None, "attach(ddp, rule, optimizer)")
     return Handle(ddp, channel, group, step_sizes, scaler, nonfinite, Ledger(group.size, every=ledger_every))
 
 
@@ -265,41 +272,28 @@ def _check_module(ddp: DistributedDataParallel) -> None:
             'thinwire does not serve: set torch._dynamo.config.optimize_ddp = "ddp_optimizer" (the default) before '
             "building DDP"
         )
+    if ddp.mixed_precision is not None:
+        raise AttachError("DDP's mixed_precision brings a comm hook of its own: use torch.autocast instead")
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise AttachError(f"module {name!r} makes sparse gradients, which cannot be compressed: set sparse=False")
+    for name, parameter in _trained(ddp).items():
+        if not parameter.is_floating_point():
+            raise AttachError(
+                f"parameter {name!r} is {parameter.dtype}; only real floating-point ones can be exchanged"
+            )
     if getattr(ddp, "_comm_hooks", []):
         raise AttachError("this DDP model has a comm hook already, and DDP takes only one: build a new DDP model")
 
 
-def _description(handle: Handle, nonfinite: str) -> dict[str, str]:
+def _description(handle: Handle, scaler: torch.amp.GradScaler | None, nonfinite: str) -> dict[str, str]:
     """What must be the same on every rank, as texts that an error can show."""
     channel = handle.channel
-    shapes = {f"parameter {n!r}": f"{list(i.shape)} {i.dtype}" for n, i in channel.parameters.items()}
-    return {"rule": str(channel.rule), "seed": str(channel.seed), "nonfinite": nonfinite, **shapes}
-
-
-def _agreed(group: Group, made: Handle | ThinwireError, nonfinite: str) -> Handle:
-    """This rank's handle; raises on every rank if one has a problem of its own, or if two describe different runs."""
-    mine = _description(made, nonfinite) if isinstance(made, Handle) else {}
-    answers = group.agree((str(made) if isinstance(made, ThinwireError) else None, mine))
-    if isinstance(made, ThinwireError):
-        raise made
-    for rank, (trouble, _) in enumerate(answers):
-        if trouble is not None:
-            raise AttachError(f"rank {rank} could not attach: {trouble}")
-    _check_same([description for _, description in answers])
-    return made
-
-
-def _check_same(descriptions: Sequence[Mapping[str, str]]) -> None:
-    first = descriptions[0]
-    for rank, theirs in enumerate(descriptions):
-        if theirs != first:
-            what = next(key for key in {**first, **theirs} if first.get(key) != theirs.get(key))
-            raise AttachError(
-                f"ranks differ in {what}: rank 0 has {first.get(what, 'none')}, "
-                f"rank {rank} has {theirs.get(what, 'none')}. Give every rank the same rule and the same model"
-            )
-        if list(theirs) != list(first):
-            raise AttachError(
-                f"rank {rank} holds the same parameters as rank 0 in another order: "
-                "build the model the same way on every rank"
-            )
+    settings = {
+        "rule": str(channel.rule),
+        "seed": str(channel.seed),
+        "nonfinite": nonfinite,
+        "scaler": str(scaler is not None and scaler.is_enabled()),
+        "find_unused_parameters or static_graph": str(handle.watches_use),
+    }
+    return settings | {f"parameter {n!r}": f"{list(i.shape)} {i.dtype}" for n, i in channel.parameters.items()}

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
-from thinwire.engines.step_sizes import StepSizes
-from thinwire.errors import AttachError, ConfigError
+from thinwire.engines.step_sizes import StepSizes, check_needs
+from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
-from thinwire.feedback import Need, Rule, as_feedback
-from thinwire.feedback.route import Route
+from thinwire.feedback import Rule, as_rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 
@@ -50,7 +49,7 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
-        rule = rule if isinstance(rule, Route) else as_feedback(rule)
+        rule = as_rule(rule)
         self.parameters = dict(parameters)
         self.optimizer = optimizer
         self.channels = self._channels(rule, workers, seed)
@@ -79,12 +78,11 @@ class Simulation:
             raise ConfigError(f"{self.workers} workers need {self.workers} gradients, got {len(gradients)}")
         if step_sizes is None and self._step_sizes is not None:
             step_sizes = self._step_sizes.now()
-        if step_sizes is None and Need.STEP_SIZE in self.channels[0].needs:
-            raise AttachError(
-                f"{self.channels[0].rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: "
-                "pass optimizer= to the simulation, or step_sizes= to exchange"
-            )
+        remedy = "pass optimizer= to the simulation, or step_sizes= to exchange"
+        check_needs(self.channels[0], step_sizes is not None, remedy)
         self._check(gradients, step_sizes)
+        for channel in self.channels:
+            channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
             used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]

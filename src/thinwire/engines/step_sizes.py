@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from thinwire.channel import Channel
 from thinwire.errors import AttachError
+from thinwire.feedback import Need
 
 
 class StepSizes:
@@ -21,20 +23,21 @@ class StepSizes:
             for parameter in group["params"]:
                 if id(parameter) in names:
                     self._group_of[names[id(parameter)]] = place
-                elif parameter.requires_grad:
-                    raise AttachError(
-                        f"the optimizer's group {place} holds a parameter of shape {tuple(parameter.shape)} that is "
-                        "not the model's: build the optimizer from the parameters of this very model"
-                    )
         missing = sorted(parameters.keys() - self._group_of.keys())
         if missing:
             raise AttachError(
-                f"the optimizer does not hold {len(missing)} of the model's parameters, such as {missing[0]!r}: "
-                "their step sizes are unknown. Give them to the optimizer, or set requires_grad=False before wrapping "
-                "the model"
+                f"the optimizer does not hold {len(missing)} of the model's {len(parameters)} parameters, such as "
+                f"{missing[0]!r}: their step sizes are unknown. Build the optimizer from the parameters of this very "
+                "model, or set requires_grad=False on them before wrapping the model"
             )
 
     def now(self) -> dict[str, float]:
         """The present step sizes."""
         sizes = [float(group["lr"]) for group in self._optimizer.param_groups]
         return {name: sizes[place] for name, place in self._group_of.items()}
+
+
+def check_needs(channel: Channel, knows_step_sizes: bool, remedy: str) -> None:
+    """Refuse a rule that needs step sizes where none are known."""
+    if Need.STEP_SIZE in channel.needs and not knows_step_sizes:
+        raise AttachError(f"{channel.rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: {remedy}")

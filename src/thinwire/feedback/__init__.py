@@ -13,5 +13,5 @@ from thinwire.feedback.memsgd import MemSGD as MemSGD
 from thinwire.feedback.plain import Plain as Plain
 from thinwire.feedback.route import Route as Route
 from thinwire.feedback.route import Rule as Rule
-from thinwire.feedback.route import as_feedback as as_feedback
+from thinwire.feedback.route import as_rule as as_rule
 from thinwire.feedback.route import rule_of as rule_of

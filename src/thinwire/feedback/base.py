@@ -61,7 +61,7 @@ class Feedback(Named, ABC):
 
     @abstractmethod
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        """The worker's half: advance its own slots and say what travels. `signal.value` may be overwritten."""
+        """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
 
     @abstractmethod
     def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
-from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, opening
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, follow_
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -38,9 +38,8 @@ class EControl(Increments):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         error, local = state["error"], state["local"]
         difference = signal.value - local
-        payload = opening(self, difference + self.eta * error, signal, layout, key)
+        payload = follow_(self, local, signal.value.add(error, alpha=self.eta), signal, layout, key)
         payload.add_to(error.add_(difference), alpha=-1.0)
-        payload.add_to(local)
         return payload
 
     def residual(self, signal: Signal, state: State) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, State
-from thinwire.feedback.increments import Increments, check_rule, opening
+from thinwire.feedback.increments import Increments, check_rule, follow_
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -34,9 +34,7 @@ class EF21(Increments):
         check_rule(self, self.start)
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        payload = opening(self, signal.value - state["local"], signal, layout, key)
-        payload.add_to(state["local"])
-        return payload
+        return follow_(self, state["local"], signal.value, signal, layout, key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return signal.value - state["local"]

@@ -47,7 +47,7 @@ class EF21Plus(Feedback):
             inner = Empty()
         else:
             replaces = self._replaces(signal.value, layout, local, key)
-            _forget(local, replaces, layout)
+            _forget_(local, replaces, layout)
             inner = self.compressor(signal.value - local, layout, key)
         inner.add_to(local)
         return Flagged(replaces, inner)
@@ -65,7 +65,7 @@ class EF21Plus(Feedback):
         for payload, local in zip(payloads, state["locals"], strict=True):
             if not isinstance(payload, Flagged):
                 raise WireError(f"an {self.name} message must carry its flags, got format {payload.tag}")
-            _forget(local, payload.replaces, layout)
+            _forget_(local, payload.replaces, layout)
             out.add_(payload.add_to(local))
         return out.div_(len(payloads))
 
@@ -73,7 +73,7 @@ class EF21Plus(Feedback):
         return signal.value - state["local"]
 
 
-def _forget(local: Tensor, pieces: Tensor, layout: Layout) -> None:
+def _forget_(local: Tensor, pieces: Tensor, layout: Layout) -> None:
     """Zero the pieces that are about to be replaced, in place."""
     for replaced, (_, view) in zip(pieces.tolist(), layout.views(local), strict=True):
         if replaced:

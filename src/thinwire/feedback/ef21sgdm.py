@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
-from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, opening
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, follow_
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -39,9 +39,7 @@ class EF21SGDM(Increments):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         momentum = state["momentum"]
         momentum.mul_(1.0 - self.eta).add_(signal.value, alpha=1.0 if signal.first else self.eta)
-        payload = opening(self, momentum - state["local"], signal, layout, key)
-        payload.add_to(state["local"])
-        return payload
+        return follow_(self, state["local"], momentum, signal, layout, key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["momentum"] - state["local"]

@@ -35,13 +35,16 @@ def check_eta(name: str, eta: float) -> None:
         raise ConfigError(f"{name} eta must lie in (0, 1], got {eta}")
 
 
-def opening(rule: Increments, difference: Tensor, signal: Signal, layout: Layout, key: Key) -> Payload:
-    """C(difference); on the first exchange, what the rule's start asks for: all of it, C of it, or nothing."""
+def follow_(rule: Increments, local: Tensor, target: Tensor, signal: Signal, layout: Layout, key: Key) -> Payload:
+    """c = C(target - local); local <- local + c. On the first exchange c is what the rule's start asks for: all of
+    the difference, C of it, or nothing."""
     if signal.first and rule.start == "gradient":
-        return Dense(difference.clone())
+        payload = Dense(target - local)
+        payload.add_to(local)
+        return payload
     if signal.first and rule.start == "zero":
         return Empty()
-    return rule.compressor(difference, layout, key)
+    return rule.compressor.follow_(local, target, layout, key)
 
 
 class Increments(Feedback):

@@ -28,7 +28,9 @@ class MemSGD(Feedback):
 
         e <- (s_old / s) e + g;   c = C(e);   e <- e - c;   out = (1/n) sum_i c_i
 
-    The mass s e in update units is thus untouched by any schedule, for each parameter group by its own step size.
+    The mass s e in update units is thus untouched by any schedule, for each parameter group by its own step size. An
+    optimizer with momentum keeps gradients across steps, and with them e's of a smaller step size: where the step size
+    rises steeply again (warm restarts), use it without momentum, or another rule.
     """
 
     compressor: Compressor
@@ -40,14 +42,7 @@ class MemSGD(Feedback):
         check_compressor(self)
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        error = state["error"]
-        for ratio, (_, view) in zip(signal.rescale or (), layout.views(error), strict=signal.rescale is not None):
-            if ratio != 1.0:
-                view.mul_(ratio)
-        error.add_(signal.value)
-        payload = self.compressor(error, layout, key)
-        payload.add_to(error, alpha=-1.0)
-        return payload
+        return self.compressor.take_(state["error"], signal.value, signal.rescale, layout, key)
 
     def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, payloads)

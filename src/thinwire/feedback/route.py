@@ -73,6 +73,11 @@ def as_feedback(value: object) -> Feedback:
     raise ConfigError(f"expected a rule such as ef21(topk(0.01)) or a compressor, got {value!r}")
 
 
+def as_rule(value: object) -> Rule:
+    """A route or a rule; a bare compressor as `plain(compressor)`."""
+    return value if isinstance(value, Route) else as_feedback(value)
+
+
 def rule_of(rule: Rule, parameter: str, numel: int) -> Feedback:
     """The rule of one parameter under a rule or a route; refuses a parameter that the rule cannot serve."""
     chosen = rule.rule(parameter, numel) if isinstance(rule, Route) else rule

@@ -4,6 +4,15 @@
 gives the same integers, and the same floats or a stated bound.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops.backends import backend as backend
+from thinwire.ops.backends import implementation
 from thinwire.ops.keys import Key as Key
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
@@ -15,6 +24,22 @@ from thinwire.ops.reference import pack_bits as pack_bits
 from thinwire.ops.reference import pack_codes as pack_codes
 from thinwire.ops.reference import qsgd_levels as qsgd_levels
 from thinwire.ops.reference import randk_indices as randk_indices
-from thinwire.ops.reference import topk_indices as topk_indices
 from thinwire.ops.reference import unpack_bits as unpack_bits
 from thinwire.ops.reference import unpack_codes as unpack_codes
+
+
+def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The counts[i] entries of largest magnitude of piece i: ascending positions, and values; ties to the lower."""
+    return implementation("topk", x.device.type)(x, layout, counts)  # type: ignore[no-any-return]
+
+
+def memory_topk_(
+    error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value, and its top-k taken out of it."""
+    return implementation("memory_topk_", error.device.type)(error, value, layout, counts, ratios)  # type: ignore[no-any-return]
+
+
+def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The top-k of target - local, added to local."""
+    return implementation("difference_topk_", local.device.type)(local, target, layout, counts)  # type: ignore[no-any-return]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,32 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     ties = (magnitude == smallest_kept).nonzero().squeeze(1)
     chosen[ties[: k - int(chosen.sum())]] = True
     return chosen.nonzero().squeeze(1)
+
+
+def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Positions of the counts[i] largest magnitudes of piece i, ascending, and the numbers that stand there."""
+    parts = [topk_indices(view, k) + piece.offset for k, (piece, view) in zip(counts, layout.views(x), strict=True)]
+    positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
+    return positions, x[positions]
+
+
+def memory_topk_(
+    error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value (a ratio for each piece); then its top-k, taken out: zero is left there."""
+    for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=False):
+        if ratio != 1.0:
+            view.mul_(ratio)
+    positions, values = topk(error.add_(value), layout, counts)
+    error[positions] = 0
+    return positions, values
+
+
+def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The top-k of target - local, added to local."""
+    positions, values = topk(target - local, layout, counts)
+    local[positions] += values
+    return positions, values
 
 
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ def piece_of(positions: Tensor, layout: Layout) -> Tensor:
     return torch.searchsorted(ends, positions, right=True)
 
 
-def _add(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+def _add_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     return out.index_add_(0, positions, values.to(out.dtype), alpha=alpha)
 
 
@@ -42,9 +42,17 @@ class Sparse(Payload):
 
     @staticmethod
     def of(x: Tensor, positions: Tensor, layout: Layout, written: ValueFormat, *, counted: bool) -> Sparse:
-        """The entries of x at `positions`, rounded to a value format; what cannot be written is left out."""
-        groups = piece_of(positions, layout)
-        values = written.round(x[positions], groups, len(layout.pieces))
+        """The entries of x at `positions`, rounded to a value format."""
+        return Sparse.rounded(positions, x[positions], layout, written, counted=counted)
+
+    @staticmethod
+    def rounded(
+        positions: Tensor, values: Tensor, layout: Layout, written: ValueFormat, *, counted: bool = True
+    ) -> Sparse:
+        """Values rounded to a format; what cannot be written is left out."""
+        if written.lossless:
+            return Sparse(positions, values, layout, written, counted)
+        values = written.round(values, piece_of(positions, layout), len(layout.pieces))
         if written.drops:
             positions, values = positions[values != 0], values[values != 0]
         return Sparse(positions, values, layout, written, counted and not written.drops)
@@ -54,7 +62,7 @@ class Sparse(Payload):
         return self.counted
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return _add(out, self.positions, self.values, alpha)
+        return _add_(out, self.positions, self.values, alpha)
 
     def pack(self) -> Tensor:
         device = self.values.device
@@ -104,7 +112,7 @@ class Masked(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return _add(out, self.positions, self.values, alpha)
+        return _add_(out, self.positions, self.values, alpha)
 
     def pack(self) -> Tensor:
         start = head(f"B{len(self.counts)}I", self.written.tag, *self.counts, device=self.values.device)

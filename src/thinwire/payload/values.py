@@ -38,6 +38,8 @@ class ValueFormat(ABC):
 
     name: ClassVar[str]
     tag: ClassVar[int]
+    lossless: ClassVar[bool] = False
+    """Whether every value arrives as it is."""
     drops: ClassVar[bool] = False
     """Whether some chosen values are too small to be written at all, so that the count varies from rank to rank."""
 
@@ -59,7 +61,7 @@ class ValueFormat(ABC):
 class Full(ValueFormat):
     """The state's own precision: nothing is lost."""
 
-    name, tag = "full", 0
+    name, tag, lossless = "full", 0, True
 
     def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
         return values
