@@ -28,6 +28,21 @@ from thinwire.ops.reference import unpack_bits as unpack_bits
 from thinwire.ops.reference import unpack_codes as unpack_codes
 
 
+def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+    """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
+    return implementation("pack_positions", positions.device.type)(positions, width, length)  # type: ignore[no-any-return]
+
+
+def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
+    """`count` positions, the number of marks in the map, and whether the positions ascend."""
+    return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count)  # type: ignore[no-any-return]
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out[positions] += alpha * values, for positions that differ from each other."""
+    return implementation("add_at_", out.device.type)(out, positions, values, alpha)  # type: ignore[no-any-return]
+
+
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The counts[i] entries of largest magnitude of piece i: ascending positions, and values; ties to the lower."""
     return implementation("topk", x.device.type)(x, layout, counts)  # type: ignore[no-any-return]

@@ -121,6 +121,29 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
     return (bits << torch.arange(width, device=packed.device)).sum(1)
 
 
+def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place."""
+    marks = torch.zeros(length, dtype=torch.bool, device=positions.device)
+    marks[(positions >> width) + torch.arange(positions.numel(), device=positions.device)] = True
+    low = pack_codes(positions & ((1 << width) - 1), width) if width else marks.new_empty(0, dtype=torch.uint8)
+    return torch.cat([low, pack_bits(marks)])
+
+
+def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
+    """`count` positions, the number of marks (unless it is `count` they mean nothing), and whether they ascend."""
+    ones = unpack_bits(bitmap, length).nonzero().squeeze(1)
+    if ones.numel() != count:
+        return ones.new_zeros(count), ones.numel(), False
+    high = ones - torch.arange(count, device=ones.device)
+    positions = (high << width) | (unpack_codes(low, width, count) if width else 0)
+    return positions, count, not bool((positions.diff() <= 0).any())
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out[positions] += alpha * values, for positions that differ from each other."""
+    return out.index_add_(0, positions, values, alpha=alpha)
+
+
 def first_nonfinite(x: Tensor, layout: Layout) -> int | None:
     """The place of the first piece that holds NaN or infinity, or None."""
     if bool(torch.isfinite(x).all()):

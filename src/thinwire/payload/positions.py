@@ -7,11 +7,10 @@ depends on (n, k) alone.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from thinwire import ops
 from thinwire.errors import WireError
-from thinwire.ops import pack_bits, pack_codes, unpack_bits, unpack_codes
 from thinwire.payload.reader import Reader
 
 
@@ -28,11 +27,7 @@ def bitmap_length(numel: int, count: int) -> int:
 def pack_positions(positions: Tensor, numel: int) -> Tensor:
     """Strictly ascending positions below `numel`, as bytes."""
     count = positions.numel()
-    width = low_width(numel, count)
-    bitmap = torch.zeros(bitmap_length(numel, count), dtype=torch.bool, device=positions.device)
-    bitmap[(positions >> width) + torch.arange(count, device=positions.device)] = True
-    low = pack_codes(positions & ((1 << width) - 1), width) if width else bitmap.new_empty(0, dtype=torch.uint8)
-    return torch.cat([low, pack_bits(bitmap)])
+    return ops.pack_positions(positions, low_width(numel, count), bitmap_length(numel, count))
 
 
 def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
@@ -40,14 +35,11 @@ def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
     if count > numel:
         raise WireError(f"message claims {count} positions in a vector of {numel}")
     width, length = low_width(numel, count), bitmap_length(numel, count)
-    low_bytes = reader.take((width * count + 7) // 8)
-    bitmap = unpack_bits(reader.take((length + 7) // 8), length)
-    ones = bitmap.nonzero().squeeze(1)
-    if ones.numel() != count:
-        raise WireError(f"position map holds {ones.numel()} marks where {count} were announced")
-    high = ones - torch.arange(count, device=ones.device)
-    low = unpack_codes(low_bytes, width, count) if width else torch.zeros_like(high)
-    positions = (high << width) | low
-    if count and (bool((positions.diff() <= 0).any()) or int(positions[-1]) >= numel):
+    low = reader.take((width * count + 7) // 8)
+    bitmap = reader.take((length + 7) // 8)
+    positions, marks, ascending = ops.unpack_positions(low, bitmap, width, length, count)
+    if marks != count:
+        raise WireError(f"position map holds {marks} marks where {count} were announced")
+    if count and not (ascending and int(positions[-1]) < numel):
         raise WireError(f"positions are not strictly ascending below {numel}")
     return positions

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.errors import WireError
 from thinwire.layout import Layout
-from thinwire.ops import Key, randk_indices
+from thinwire.ops import Key, add_at_, randk_indices
 from thinwire.payload.base import Payload
 from thinwire.payload.positions import pack_positions, unpack_positions
 from thinwire.payload.reader import Reader, head
@@ -22,10 +22,6 @@ def piece_of(positions: Tensor, layout: Layout) -> Tensor:
     """For each ascending position, the place of the piece that owns it."""
     ends = torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=positions.device)
     return torch.searchsorted(ends, positions, right=True)
-
-
-def _add_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
-    return out.index_add_(0, positions, values.to(out.dtype), alpha=alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +58,7 @@ class Sparse(Payload):
         return self.counted
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return _add_(out, self.positions, self.values, alpha)
+        return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
     def pack(self) -> Tensor:
         device = self.values.device
@@ -112,7 +108,7 @@ class Masked(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return _add_(out, self.positions, self.values, alpha)
+        return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
     def pack(self) -> Tensor:
         start = head(f"B{len(self.counts)}I", self.written.tag, *self.counts, device=self.values.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cpu import select as kernels
+from thinwire.ops.cpu import wire
 
 SMALLEST_SHARE = 1 << 16
 """Numbers below which another thread is not worth its 50 microseconds."""
@@ -47,6 +48,28 @@ def memory_topk_(
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.difference_topk_`."""
     return _select(kernels.DIFFERENCE, local, target, layout, counts, None)
+
+
+def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+    """See `reference.pack_positions`."""
+    low_bytes = (positions.numel() * width + 7) // 8
+    packed = torch.zeros(low_bytes + (length + 7) // 8, dtype=torch.uint8)
+    array = packed.numpy()
+    wire.pack(positions.numpy(), width, array[:low_bytes], array[low_bytes:])
+    return packed
+
+
+def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
+    """See `reference.unpack_positions`."""
+    positions = torch.zeros(count, dtype=torch.int64)
+    marks, ascending = wire.unpack(low.numpy(), bitmap.numpy(), width, length, positions.numpy())
+    return positions, marks, ascending
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.add_at_`."""
+    wire.add(out.numpy(), positions.numpy(), values.numpy(), out.numpy().dtype.type(alpha))
+    return out
 
 
 class _Pieces:

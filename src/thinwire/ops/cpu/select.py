@@ -84,6 +84,30 @@ def _collector(kind: int) -> Any:
     """The one pass, compiled for one kind of step: with `kind` a constant, the inner loops become vector code."""
 
     @njit(nogil=True, cache=True)
+    def scan(
+        entries_here: Any,
+        bits: Any,
+        part: Any,
+        sign: Any,
+        floor: Any,
+        s: int,
+        width: int,
+        used: int,
+        places: Any,
+        entries: Any,
+    ) -> int:  # pragma: no cover
+        """Collect the entries of one block that reach the floor; counts on where there is no more room."""
+        for j in range(width):
+            if (bits[j] & sign) >= floor:
+                if used < places.size:
+                    places[used] = s + j
+                    entries[used] = entries_here[j]
+                    if kind == MEMORY:
+                        part[j] = 0
+                used += 1
+        return used
+
+    @njit(nogil=True, cache=True)
     def collect(
         a: Any,
         b: Any,
@@ -111,41 +135,40 @@ def _collector(kind: int) -> Any:
         for p in range(starts.size):
             low, high = max(starts[p], begin), min(stops[p], end)
             floor, ratio = floors[p], ratios[p]
-            count, first = 0, used
-            for s in range(low, high, BLOCK):
-                width = min(BLOCK, high - s)
-                part_a, part_b = a[s : s + width], b[s : s + width]
-                bits = scratch_bits if kind == DIFFERENCE else a_bits[s : s + width]
-                if width == BLOCK:
-                    if kind == MEMORY:
-                        for j in range(BLOCK):
-                            part_a[j] = ratio * part_a[j] + part_b[j]
-                    elif kind == DIFFERENCE:
-                        for j in range(BLOCK):
-                            scratch[j] = part_b[j] - part_a[j]
-                    largest = bits[0] & sign
+            first = used
+            blocks = max(0, high - low) // BLOCK
+            for q in range(blocks):
+                s = low + q * BLOCK
+                part_a, part_b = a[s : s + BLOCK], b[s : s + BLOCK]
+                bits = scratch_bits if kind == DIFFERENCE else a_bits[s : s + BLOCK]
+                if kind == MEMORY:
                     for j in range(BLOCK):
-                        largest = max(largest, bits[j] & sign)
-                else:
-                    largest = floor
-                    for j in range(width):
-                        if kind == MEMORY:
-                            part_a[j] = ratio * part_a[j] + part_b[j]
-                        elif kind == DIFFERENCE:
-                            scratch[j] = part_b[j] - part_a[j]
-                if largest >= floor and used < places.size:
-                    for j in range(width):
-                        if (bits[j] & sign) >= floor:
-                            count += 1
-                            if used < places.size:
-                                places[used] = s + j
-                                entries[used] = scratch[j] if kind == DIFFERENCE else part_a[j]
-                                used += 1
-                                if kind == MEMORY:
-                                    part_a[j] = 0
-                elif largest >= floor:
-                    count += 1
-            found[p] = count
+                        part_a[j] = ratio * part_a[j] + part_b[j]
+                elif kind == DIFFERENCE:
+                    for j in range(BLOCK):
+                        scratch[j] = part_b[j] - part_a[j]
+                largest = bits[0] & sign
+                for j in range(BLOCK):
+                    largest = max(largest, bits[j] & sign)
+                if largest >= floor:
+                    here = scratch if kind == DIFFERENCE else part_a
+                    if used <= places.size:
+                        used = scan(here, bits, part_a, sign, floor, s, BLOCK, used, places, entries)
+                    else:
+                        used += 1  # no more room: the piece goes to the exact count, whatever the number
+            s = low + blocks * BLOCK
+            width = max(0, high - s)
+            part_a, part_b = a[s : s + width], b[s : s + width]
+            for j in range(width):
+                if kind == MEMORY:
+                    part_a[j] = ratio * part_a[j] + part_b[j]
+                elif kind == DIFFERENCE:
+                    scratch[j] = part_b[j] - part_a[j]
+            bits = scratch_bits if kind == DIFFERENCE else a_bits[s : s + width]
+            here = scratch if kind == DIFFERENCE else part_a
+            used = scan(here, bits, part_a, sign, floor, s, width, used, places, entries)
+            found[p] = used - first
+            used = min(used, places.size)
             kept[p] = used - first
 
     return collect
