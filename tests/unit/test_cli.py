@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -19,7 +22,11 @@ TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--debug"}
 SETTINGS = {"--batch", "--lr", "--optimizer", "--schedule", "--data", "--evaluations"}
 
 # Changing what stands here changes what people type: say so in the changelog.
+BENCH = {"--numel", "--densities", "--repeats", "--threads", "--json"}
 COMMANDS = {
+    "bench": set(),
+    "bench kernels": BENCH,
+    "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
     "train": TRAINING | SETTINGS | {"--method", "--seed"},
     "compare": TRAINING | SETTINGS | {"--seeds"},
@@ -36,24 +43,43 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_commands_and_their_options_are_these() -> None:
-    group = typer.main.get_command(app)
-    found = {
-        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
-    }
-    assert {name: options - {"--help"} for name, options in found.items()} == COMMANDS
+    assert dict(commands_of(typer.main.get_command(app))) == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Every command and the options it takes, `--help` aside."""
+    for name, command in group.commands.items():
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        yield prefix + name, options - {"--help"}
+        yield from commands_of(command, f"{prefix}{name} ") if hasattr(command, "commands") else ()
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
+    assert main([*command.split(), "--help"]) == 0
     assert f"thinwire {command}" in capsys.readouterr().out.partition("Usage")[2].partition("\n")[2]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in COMMANDS)
+    assert all(command.split()[0] in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("what", ["kernels", "wire"])
+def test_bench_measures_side_by_side(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--numel", "20000", "--densities", "0.1,0.01", "--repeats", "1"]
+    assert main(["bench", what, *small]) == 0
+    assert "20,000" in capsys.readouterr().out
+    assert main(["bench", what, *small, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["density"] for row in rows} == {0.1, 0.01}
+    assert all(row["over_floor" if what == "kernels" else "over_entropy"] > 0 for row in rows)
+
+
+def test_bench_refuses_a_density_beyond_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "wire", "--densities", "2"]) == 2
+    assert "(0, 1]" in capsys.readouterr().err
 
 
 def test_train_prints_a_table_and_leaves_a_record(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from thinwire.cli.bench import bench
 from thinwire.cli.compare import compare
 from thinwire.cli.console import show_error
 from thinwire.cli.demo import demo
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 for command in (demo, train, compare, report, info):
     app.command(no_args_is_help=command in (train, compare, report))(command)
+app.add_typer(bench, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -104,7 +104,8 @@ def _explain(job: Job, exitcodes: Mapping[int, int]) -> ThinwireError:
     if killed:
         name = signal.Signals(-exitcodes[killed[0]]).name
         return ThinwireError(
-            f"worker {killed[0]} was killed by {name}; is there memory for {job.configs[0].workers} workers?"
+            f"worker {killed[0]} was killed by {name}; is there memory for {job.configs[0].workers} workers?\n"
+            f"{_tail(job, killed[0])}".rstrip()
         )
     if not reports:
         rank, code = next(iter(exitcodes.items()))
