@@ -63,7 +63,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: HardThreshold(0.1, values="int3"), "unknown value format 'int3'"),
     (lambda: Strom(0), "strom tau must be a positive number, got 0"),
     (lambda: Strom(math.nan), "got nan"),
-    (lambda: ScaledSign(0), "sign block must be at least 1, got 0"),
+    (lambda: ScaledSign(0), "sign block must be a whole number from 1 to 4294967295, got 0"),
     (lambda: ScaledSign(-5), "got -5"),
     (lambda: QSGD(0), r"qsgd levels must lie in 1..65535, got 0"),
     (lambda: QSGD(1 << 16), "got 65536"),
