@@ -70,6 +70,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is written. The interpreter's own shutdown is left out: once in some hundred exits a thread of the process
-    # group, still letting go of a tensor, found no interpreter any more and aborted a run that was complete.
+    # All is written. The interpreter's own shutdown is left out: once in some hundred exits a worker aborted
+    # there after all its work was done, most likely by a thread of the process group that let go of a tensor too late.
     os._exit(status)

@@ -13,7 +13,7 @@ from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, add_at_, randk_indices
 from thinwire.payload.base import Payload
-from thinwire.payload.positions import pack_positions, unpack_positions
+from thinwire.payload.positions import pack_positions, size_varies, unpack_positions
 from thinwire.payload.reader import Reader, head
 from thinwire.payload.values import ValueFormat, format_of_tag
 
@@ -55,7 +55,7 @@ class Sparse(Payload):
 
     @property
     def fixed(self) -> bool:
-        return self.counted
+        return self.counted and not size_varies(self.layout.numel, self.positions.numel())
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
