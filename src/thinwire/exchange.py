@@ -69,6 +69,17 @@ class Group:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._in_use: list[object] = []
+        self._done: list[object] = []
+
+    def next_round(self) -> None:
+        """Let go of what the collectives before the last round used.
+
+        A thread of the process group lets go of a finished collective's tensors a moment after `wait` returns. Were it
+        the last to do so, it would need the interpreter, and abort the process if that is just ending (1 of 75 exits):
+        so these tensors are held here until the next round is over.
+        """
+        self._done, self._in_use = self._in_use, []
 
     def gather(self, message: Tensor, *, fixed: bool) -> tuple[Pending, Traffic]:
         """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once."""
@@ -77,6 +88,7 @@ class Group:
         padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
         gathered = padded.new_empty(self.size * longest)
         work = _start_all_gather(gathered, padded, self.group)
+        self._in_use += [work, padded, gathered]
         rows = gathered.view(self.size, longest)
         messages = [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return Pending(work, messages), _traffic(message.numel(), longest, self.size, not fixed)
@@ -84,12 +96,15 @@ class Group:
     def _sizes(self, message: Tensor) -> list[int]:
         mine = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
         every = mine.new_empty(self.size)
-        _start_all_gather(every, mine, self.group).wait()
+        work = _start_all_gather(every, mine, self.group)
+        self._in_use += [work, mine, every]
+        work.wait()
         return [int(size) for size in every.tolist()]
 
     def any(self, marks: Tensor) -> Tensor:
         """For each place, whether any rank marks it; waits for the answer."""
         summed = marks.to(torch.int32)
+        self._in_use.append(summed)
         dist.all_reduce(summed, op=dist.ReduceOp.MAX, group=self.group)
         return summed > 0
 

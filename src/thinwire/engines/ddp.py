@@ -74,6 +74,7 @@ class Handle:
         """Exchange one bucket: what the comm hook does."""
         if bucket.index() == 0:
             self._settle()
+            self._group.next_round()
         flat = bucket.buffer()
         layout = self._layout(bucket)
         sent = self.channel.send(
