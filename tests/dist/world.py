@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 import uuid
@@ -49,10 +50,14 @@ def _child(rank: int, size: int, run: str, job: Callable[..., Any], arguments: t
     torch.set_num_threads(1)
     store = dist.FileStore(f"{run}/store", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    failed = False
     try:
         torch.save(job(rank, size, *arguments), f"{run}/result-{rank}")
     except BaseException:
         Path(f"{run}/error-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
-        raise SystemExit(1) from None
+        failed = True
     finally:
         dist.destroy_process_group()
+    # Without the interpreter's shutdown: after torch's own collectives of objects (as in `attach`) a thread of the group may
+    # be the last to let go of a tensor, and then aborts a process that is just ending.
+    os._exit(failed)
