@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -15,13 +17,10 @@ from thinwire.errors import NonFiniteGradient, WireError
 from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
-from thinwire.payload import Payload, Reader, pack_payload, unpack_payload
-from thinwire.payload.reader import head
+from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload
+from thinwire.payload.envelope import FINITE, VERSION, fields_of, open_rest, open_version, seal
+from thinwire.payload.message import Chunk, fields, size
 from thinwire.store import ParameterInfo, Store
-
-VERSION = 1
-_HEADER = "BiI"  # version, place of the first non-finite piece or -1, digest of method, layout and step
-FINITE = -1
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,17 @@ class Part:
     first: bool
 
     def take(self, flat: Tensor, bucket: Layout, dtype: torch.dtype, scale: float) -> Tensor:
-        """A copy of this part of the bucket, in the state's type and unscaled units."""
+        """This part of the bucket, in the state's type and unscaled units; the bucket is left as it is."""
         whole = len(self.places) == len(bucket.pieces)
         part = flat if whole else torch.cat([flat[bucket.pieces[i].part] for i in self.places])
-        part = part.to(dtype, copy=whole)
-        return part if scale == 1.0 else part.div_(scale)
+        part = part.to(dtype)
+        return part if scale == 1.0 else part.div(scale)
 
     def put(self, part: Tensor, flat: Tensor, bucket: Layout) -> None:
         """Write this part back into the bucket, in the bucket's type."""
+        if len(self.places) == len(bucket.pieces):
+            flat.copy_(part)
+            return
         for place, (_, view) in zip(self.places, self.layout.views(part), strict=True):
             flat[bucket.pieces[place].part] = view.to(flat.dtype)
 
@@ -60,17 +62,31 @@ class Outgoing:
 
     message: Tensor
     fixed: bool
+    fields: tuple[bytes, ...]
+    """What every rank writes alike, where the size is fixed."""
     layout: Layout
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
 
 
+@dataclass(frozen=True)
+class Unjudged:
+    """An answer that was decoded on a GPU without waiting: its verdict is still there."""
+
+    sent: Outgoing
+    messages: Sequence[Tensor]
+    out: Tensor
+    verdict: Tensor
+    """For each rank its flag, for each rank whether its message was sound, and the place of an overflow or -1."""
+
+
 class Channel:
     """One worker's end of a rule over named parameters.
 
-    A step is `send` and `receive` for each bucket, then `finish`. If any rank's gradient was not finite, `finish`
-    undoes the whole step on every rank: no state advances, in no bucket.
+    A step is `send` and `receive` for each bucket, then `judge` and `finish`. If any rank's gradient was not finite,
+    `finish` undoes the whole step on every rank: no state advances, in no bucket. On a GPU, `receive` does not wait
+    for what it receives (unless sizes vary): `judge` looks at all of it at once.
     """
 
     def __init__(
@@ -97,6 +113,7 @@ class Channel:
         self._next_step_sizes: dict[str, float] = {}
         self._sent: list[Part] = []
         self._received: list[Part] = []
+        self._unjudged: list[Unjudged] = []
         self._fault: tuple[int | None, str] | None = None
         self._method = zlib.crc32(str(rule).encode())
 
@@ -125,21 +142,21 @@ class Channel:
         stays as it is.
         """
         parts = self._parts(layout, step_sizes, used)
-        bad = first_nonfinite(flat, layout)
-        clean = flat if bad is None else torch.zeros_like(flat)
-        packed: list[Tensor] = []
+        flag = first_nonfinite(flat, layout)
+        if not flat.is_cuda and int(flag) != FINITE:  # on a GPU nobody waits to know: whatever is sent is refused
+            flat = torch.zeros_like(flat)
+        body: list[Chunk] = []
         norms: dict[str, Norms] = {}
         fixed = True
         for part in parts:
-            payload, signal = self._send_part(part, clean, layout, step_sizes, scale)
+            payload, signal = self._send_part(part, flat, layout, step_sizes, scale)
             if measure:
                 norms |= self._measure(part, signal)
-            body = pack_payload(payload).to(flat.device)  # an empty payload knows no device
-            packed += [head("Q", body.numel(), device=body.device), body]
+            chunks = chunks_of(payload)
+            body += [fields("Q", size(chunks)), *chunks]
             fixed = fixed and payload.fixed
-        place = FINITE if bad is None else bad
-        header = head(_HEADER, VERSION, place, self._digest(layout, parts), device=flat.device)
-        return Outgoing(torch.cat([header, *packed]), fixed, layout, parts, scale, norms)
+        digest = self._digest(layout, parts)
+        return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms)
 
     def _parts(
         self, layout: Layout, step_sizes: Mapping[str, float] | None, used: Sequence[bool] | None
@@ -180,52 +197,104 @@ class Channel:
 
     def receive(self, sent: Outgoing, messages: Sequence[Tensor], out: Tensor) -> Tensor:
         """Write the exchanged gradient, times the scale, into `out`: NaN if any rank's gradient was not finite."""
-        bodies = [self._open(rank, message, sent) for rank, message in enumerate(messages)]
-        bad = next(((rank, place) for rank, (place, _) in enumerate(bodies) if place != FINITE), None)
+        if out.is_cuda and sent.fixed:
+            return self._receive_unjudged(sent, messages, out)
+        readers = [Reader(message) for message in messages]
+        flags = [int(self._open(rank, reader, sent)) for rank, reader in enumerate(readers)]
+        bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
         if bad is not None:
-            return self._refuse(bad[0], sent.layout.pieces[bad[1]].name, out)
-        out.zero_()
-        for part in sent.parts:
-            payloads = [self._payload(rank, reader, part) for rank, (_, reader) in enumerate(bodies)]
-            self._receive_part(part, payloads, sent, out)
-        for _, reader in bodies:
-            reader.finish()
-        overflow = first_nonfinite(out, sent.layout)
-        return out if overflow is None else self._refuse(None, sent.layout.pieces[overflow].name, out)
+            return self._refuse(bad, sent.layout.pieces[flags[bad]].name, out)
+        self._decode(sent, readers, out)
+        overflow = int(first_nonfinite(out, sent.layout))
+        return out if overflow == FINITE else self._refuse(None, sent.layout.pieces[overflow].name, out)
 
-    def _open(self, rank: int, message: Tensor, sent: Outgoing) -> tuple[int, Reader]:
-        """A message's flag and the rest of it, once version and digest are right."""
-        reader = Reader(message)
-        version, place, digest = reader.fields(_HEADER)
+    def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Decode by the fields of one's own message; whether that was right is left to `judge`."""
+        readers = [LateReader(message, sent.message, sent.fields) for message in messages]
+        flags = [self._open(rank, reader, sent) for rank, reader in enumerate(readers)]
+        self._decode(sent, readers, out)
+        overflow = first_nonfinite(out, sent.layout).view(1)
+        verdict = torch.cat([*flags, torch.stack([reader.sound() for reader in readers]), overflow])
+        self._unjudged.append(Unjudged(sent, messages, out, verdict))
+        return out
+
+    def judge(self) -> None:
+        """Look at what was received without waiting: the one wait of a step for the GPU.
+
+        Where a gradient was not finite, `out` becomes NaN; a message that was not sound is a `WireError`.
+        """
+        unjudged, self._unjudged = self._unjudged, []
+        verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
+        for one, verdict in zip(unjudged, verdicts, strict=True):
+            flags, sound, overflow = verdict[: self.size], verdict[self.size : -1], verdict[-1]
+            pieces = one.sent.layout.pieces
+            if not all(sound):
+                one.out.fill_(float("nan"))
+                self._explain(sound.index(0), one)
+            bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
+            if bad is not None:
+                self._refuse(bad, pieces[flags[bad]].name, one.out)
+            elif overflow != FINITE:
+                self._refuse(None, pieces[overflow].name, one.out)
+
+    def _explain(self, rank: int, one: Unjudged) -> NoReturn:
+        """Read an unsound message again, field by field, for the error that says what is wrong with it."""
+        reader = Reader(one.messages[rank])
+        self._open(rank, reader, one.sent)
+        for part in one.sent.parts:
+            self._payload(rank, reader, part)
+        reader.finish()
+        raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
+
+    def _open(self, rank: int, reader: Reader, sent: Outgoing) -> Tensor:
+        """A message's flag, once version, checksum and digest are right."""
+        with _from_rank(rank):
+            version = open_version(reader)
         if version != VERSION:
             raise WireError(
                 f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere"
             )
+        with _from_rank(rank):
+            digest, flag = open_rest(reader)
         if digest != self._digest(sent.layout, sent.parts):
             raise WireError(
                 f"rank {rank}'s message is for another method, set of parameters or step than this rank's "
                 f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
             )
-        if not FINITE <= place < len(sent.layout.pieces):
-            raise WireError(f"rank {rank}'s message names piece {place} of {len(sent.layout.pieces)}")
-        return place, reader
+        pieces = len(sent.layout.pieces)
+        inside = ((flag >= FINITE) & (flag < pieces)).all()
+        reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
+        return flag
+
+    def _decode(self, sent: Outgoing, readers: Sequence[Reader], out: Tensor) -> None:
+        """Turn what stands behind the envelopes into the exchanged gradient."""
+        if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
+            out.zero_()
+        for part in sent.parts:
+            payloads = [self._payload(rank, reader, part) for rank, reader in enumerate(readers)]
+            self._receive_part(part, payloads, sent, out)
+        for rank, reader in enumerate(readers):
+            with _from_rank(rank):
+                reader.finish()
 
     def _payload(self, rank: int, reader: Reader, part: Part) -> Payload:
-        try:
+        with _from_rank(rank):
             (length,) = reader.fields("Q")
-            body = Reader(reader.take(length))
-            payload = unpack_payload(body, part.layout, self._key(), self._dtype(part))
-            body.finish()
-        except WireError as error:
-            raise WireError(f"rank {rank}: {error}") from None
+            end = reader.place + length
+            payload = unpack_payload(reader, part.layout, self._key(), self._dtype(part))
+            reader.require(reader.place == end, "a part of {} bytes announces {}", reader.place - end + length, length)
         return payload
 
     def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
         self.server.remember(part.layout)
         self._received.append(part)
-        result = torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
+        alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
+        result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
         part.rule.receive(payloads, part.layout, self.server.bind(part.layout), result)
-        part.put(result if sent.scale == 1.0 else result.mul_(sent.scale), out, sent.layout)
+        if sent.scale != 1.0:
+            result.mul_(sent.scale)
+        if not alone:
+            part.put(result, out, sent.layout)
 
     def _refuse(self, rank: int | None, parameter: str, out: Tensor) -> Tensor:
         self._fault = self._fault or (rank, parameter)
@@ -233,6 +302,7 @@ class Channel:
 
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
+        self.judge()
         fault, self._fault = self._fault, None
         if fault is not None:
             error = NonFiniteGradient(*fault, self.step)
@@ -254,6 +324,7 @@ class Channel:
 
     def _clear(self) -> None:
         self._fault, self._sent, self._received, self._next_step_sizes = None, [], [], {}
+        self._unjudged.clear()
 
     def _dtype(self, part: Part) -> torch.dtype:
         return self.parameters[part.layout.pieces[0].name].state_dtype
@@ -264,6 +335,15 @@ class Channel:
     def _digest(self, layout: Layout, parts: Sequence[Part]) -> int:
         marks = [layout.digest, *(part.layout.digest ^ part.first for part in parts)]
         return zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks))
+
+
+@contextmanager
+def _from_rank(rank: int) -> Iterator[None]:
+    """Have a `WireError` say whose message it is."""
+    try:
+        yield
+    except WireError as error:
+        raise WireError(f"rank {rank}: {error}") from None
 
 
 @lru_cache(maxsize=1024)

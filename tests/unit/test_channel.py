@@ -32,8 +32,10 @@ from thinwire.channel import Channel
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
+from thinwire.ops import checksum
 from thinwire.payload import Dense, Empty, Payload, pack_payload
-from thinwire.payload.reader import head
+from thinwire.payload.envelope import CHECKED
+from thinwire.payload.message import fields
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (7,)}
 TOP = TopK(0.3)
@@ -309,7 +311,7 @@ def test_another_wire_version_is_refused_with_its_remedy() -> None:
     sent = mine.send(layout, gaussian(layout, 0), step_sizes=SIZES)
     message = sent.message.clone()
     message[0] = 9
-    with pytest.raises(WireError, match="rank 0 speaks wire version 9, this rank 1: use one thinwire everywhere"):
+    with pytest.raises(WireError, match="rank 0 speaks wire version 9, this rank 2: use one thinwire everywhere"):
         mine.receive(sent, [message], torch.empty(layout.numel))
 
 
@@ -319,6 +321,13 @@ mutations = st.one_of(
     st.tuples(st.just("cut"), st.integers(0, 10**6), st.just(0)),
     st.tuples(st.just("extend"), st.integers(1, 30), st.integers(0, 255)),
 )
+
+
+def resealed(message: Tensor) -> Tensor:
+    """The message with the checksum that its bytes have now: damage that got past the first guard."""
+    if message.numel() >= CHECKED:
+        message[4:CHECKED] = checksum(message[CHECKED:])
+    return message
 
 
 def damage(message: Tensor, changes: list[tuple[str, int, int]]) -> Tensor:
@@ -337,7 +346,7 @@ def damage(message: Tensor, changes: list[tuple[str, int, int]]) -> Tensor:
 @each_rule
 @settings(max_examples=60)
 @given(changes=st.lists(mutations, min_size=1, max_size=3))
-def test_a_damaged_message_is_refused_or_read_as_some_gradient(
+def test_a_damaged_message_with_a_right_checksum_is_refused_or_read_as_some_gradient(
     rule: Feedback | Route, changes: list[tuple[str, int, int]]
 ) -> None:
     """Whatever the bytes, nothing but a WireError leaves `receive`, and what it writes has the bucket's shape."""
@@ -346,7 +355,7 @@ def test_a_damaged_message_is_refused_or_read_as_some_gradient(
     sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
     out = torch.empty(layout.numel)
     try:
-        assert ends[0].receive(sent[0], [sent[0].message, damage(sent[1].message, changes)], out) is out
+        assert ends[0].receive(sent[0], [sent[0].message, resealed(damage(sent[1].message, changes))], out) is out
     except WireError:
         pass
     finally:
@@ -365,13 +374,14 @@ def _started(rule: Feedback | Route) -> list[Channel]:
 
 @each_rule
 def test_a_message_of_another_format_is_refused_or_read(rule: Feedback | Route) -> None:
-    """The tag behind the header (9 bytes) and the part's length (8) is replaced by every other one."""
+    """The tag behind the envelope (16 bytes) and the part's length (8) is replaced by every other one."""
     ends = _started(rule)
     layout = ends[0].layout(list(SHAPES))
     for tag in range(10):
         sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
         message = sent[1].message.clone()
-        message[17] = tag
+        message[24] = tag
+        resealed(message)
         with contextlib.suppress(WireError):
             ends[0].receive(sent[0], [sent[0].message, message], torch.empty(layout.numel))
         for end in ends:
@@ -387,7 +397,8 @@ def test_a_sound_message_of_a_format_that_the_rule_never_sends_is_refused_or_rea
     layout = ends[0].layout(list(SHAPES))
     sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
     body = pack_payload(payload)
-    forged = torch.cat([sent[1].message[:9], head("Q", body.numel(), device=torch.device("cpu")), body])
+    length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
+    forged = resealed(torch.cat([sent[1].message[:16], length, body]))
     with contextlib.suppress(WireError):
         ends[0].receive(sent[0], [sent[0].message, forged], torch.empty(layout.numel))
 
@@ -441,3 +452,20 @@ def test_another_bucketing_gives_the_same_numbers() -> None:
             assert [end.finish() for end in ends] == [None, None]
         runs.append(last)
     assert runs[0] == runs[1] == runs[2]
+
+
+@each_rule
+@settings(max_examples=60)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_flipped_bit_anywhere_is_refused(rule: Feedback | Route, place: int, bit: int) -> None:
+    ends = ENDS.setdefault(str(rule), _started(rule))
+    layout = ends[0].layout(list(SHAPES))
+    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    try:
+        with pytest.raises(WireError, match="rank 1"):
+            ends[0].receive(
+                sent[0], [sent[0].message, damage(sent[1].message, [("flip", place, bit)])], torch.empty(layout.numel)
+            )
+    finally:
+        for end in ends:
+            end.abandon()

@@ -139,9 +139,9 @@ def test_bits_are_written_lowest_first() -> None:
 def test_first_nonfinite_names_the_piece(bad: float) -> None:
     layout = Layout.of([("a", 0, (2,)), ("b", 1, (0,)), ("c", 2, (3,))])
     x = torch.zeros(5)
-    assert first_nonfinite(x, layout) is None
+    assert first_nonfinite(x, layout) == -1
     x[4] = bad
     assert first_nonfinite(x, layout) == 2
     x[1] = bad
     assert first_nonfinite(x, layout) == 0
-    assert first_nonfinite(torch.zeros(0), Layout(())) is None
+    assert first_nonfinite(torch.zeros(0), Layout(())) == -1

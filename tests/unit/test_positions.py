@@ -11,15 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import WireError
+from thinwire.payload.message import join
 from thinwire.payload.positions import (
     bitmap_length,
     is_bitmap,
     low_width,
-    pack_positions,
     size_varies,
     unpack_positions,
 )
+from thinwire.payload.positions import pack_positions as chunks_of_positions
 from thinwire.payload.reader import Reader
+
+
+def pack_positions(positions: torch.Tensor, numel: int) -> torch.Tensor:
+    return join(chunks_of_positions(positions, numel), torch.device("cpu"))
 
 
 def size(numel: int, count: int) -> int:

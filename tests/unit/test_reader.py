@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import WireError
-from thinwire.payload.reader import Reader, head, raw
+from thinwire.payload.message import fields, join, raw, size
+from thinwire.payload.reader import Reader
 
 CPU = torch.device("cpu")
 
@@ -19,14 +20,21 @@ def message(*values: int) -> torch.Tensor:
 
 def test_fields_and_numbers_come_back_in_order() -> None:
     numbers = torch.tensor([1.5, -2.5])
-    reader = Reader(torch.cat([head("BiQ", 7, -1, 2**63, device=CPU), raw(numbers)]))
+    reader = Reader(join([fields("BiQ", 7, -1, 2**63), raw(numbers)], CPU))
     assert reader.fields("BiQ") == (7, -1, 2**63)
     assert torch.equal(reader.numbers(2, torch.float32), numbers)
     reader.finish()
 
 
 def test_fields_are_little_endian_and_unpadded() -> None:
-    assert head("BI", 1, 2, device=CPU).tolist() == [1, 2, 0, 0, 0]
+    assert fields("BI", 1, 2) == bytes([1, 2, 0, 0, 0])
+
+
+def test_chunks_are_joined_in_order() -> None:
+    chunks = [b"", fields("B", 1), message(2, 3), fields("H", 4)]
+    assert join(chunks, CPU).tolist() == [1, 2, 3, 4, 0]
+    assert size(chunks) == 5
+    assert join([], CPU).numel() == 0
 
 
 @given(st.integers(0, 10), st.integers(0, 30))

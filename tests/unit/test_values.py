@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
+from thinwire.layout import Layout
+from thinwire.payload.message import join
 from thinwire.payload.reader import Reader
 from thinwire.payload.values import FORMATS, NO_VALUE, SIGN_ONLY, ValueFormat, exponents, format_of_tag, value_format
 
@@ -28,6 +30,11 @@ magnitudes = st.one_of(
 groups_of = st.lists(st.tuples(magnitudes, st.integers(0, 3)), max_size=20)
 
 
+def pieces(count: int) -> Layout:
+    """Pieces of one number each: a group is the position of its piece."""
+    return Layout.of([(str(i), i, (1,)) for i in range(count)])
+
+
 def tensors(pairs: list[tuple[float, int]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     ordered = sorted(pairs, key=lambda pair: pair[1])
     values = torch.tensor([v for v, _ in ordered], dtype=dtype)
@@ -36,12 +43,12 @@ def tensors(pairs: list[tuple[float, int]], dtype: torch.dtype) -> tuple[Tensor,
 
 def sent(written: ValueFormat, values: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """What the sender says will arrive, what arrives, and the bytes; values that cannot be written are left out."""
-    rounded = written.round(values, groups, count)
+    rounded = written.round(values, groups, pieces(count))
     if written.drops:
         rounded, groups = rounded[rounded != 0], groups[rounded != 0]
-    packed = written.pack(rounded, groups, count)
+    packed = join(written.pack(rounded, groups, pieces(count)), torch.device("cpu"))
     reader = Reader(packed)
-    arrived = written.unpack(reader, groups, count, values.dtype)
+    arrived = written.unpack(reader, groups, pieces(count), values.dtype)
     reader.finish()
     return rounded, arrived, packed
 
@@ -68,8 +75,8 @@ def test_rounding_twice_is_rounding_once(
     written: ValueFormat, dtype: torch.dtype, pairs: list[tuple[float, int]]
 ) -> None:
     values, groups = tensors(pairs, dtype)
-    once = written.round(values, groups, 4)
-    assert torch.equal(written.round(once, groups, 4), once)
+    once = written.round(values, groups, pieces(4))
+    assert torch.equal(written.round(once, groups, pieces(4)), once)
 
 
 @each_format
@@ -80,7 +87,7 @@ def test_rounding_never_flips_a_sign_and_never_adds_error(
     written: ValueFormat, dtype: torch.dtype, pairs: list[tuple[float, int]]
 ) -> None:
     values, groups = tensors(pairs, dtype)
-    rounded = written.round(values, groups, 4)
+    rounded = written.round(values, groups, pieces(4))
     assert bool((rounded * values.sign() >= 0).all())
     assert bool(((values - rounded).abs() <= values.abs()).all())
 
@@ -90,7 +97,7 @@ def test_relative_error_of_ordinary_numbers(name: str, bits: int) -> None:
     """Half a unit in the last of `bits` places; the clamp of float16 just below 2 costs at most one whole unit."""
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = values[values.abs() > 1e-2]
-    rounded = value_format(name).round(values, torch.zeros(values.numel(), dtype=torch.int64), 1)
+    rounded = value_format(name).round(values, torch.zeros(values.numel(), dtype=torch.int64), pieces(1))
     assert float(((rounded - values) / values).abs().max()) <= 2.0**-bits
 
 
@@ -98,28 +105,30 @@ def test_relative_error_of_ordinary_numbers(name: str, bits: int) -> None:
 def test_float16_is_relative_to_the_largest_of_its_piece(scale: float) -> None:
     """Neither underflow nor overflow at any scale: 2^-11 of each value down to 2^-14 of the largest."""
     values = (torch.tensor([1.0, -0.7, 0.01, 1e-4]) * scale).float()
-    rounded = value_format("float16").round(values, torch.zeros(4, dtype=torch.int64), 1)
+    rounded = value_format("float16").round(values, torch.zeros(4, dtype=torch.int64), pieces(1))
     error = (rounded.double() - values.double()).abs()
     assert bool((error <= 2.0**-11 * values.double().abs() + 2.0**-149).all())
 
 
 def test_float16_gives_each_piece_its_own_scale() -> None:
     values = torch.tensor([1e30, 1e-30])
-    rounded = value_format("float16").round(values, torch.tensor([0, 1]), 2)
+    rounded = value_format("float16").round(values, torch.tensor([0, 1]), pieces(2))
     assert bool(((rounded - values).abs() <= 2.0**-11 * values).all())
-    together = value_format("float16").round(values, torch.tensor([0, 0]), 2)
+    together = value_format("float16").round(values, torch.tensor([0, 0]), pieces(2))
     assert together[1] == 0
 
 
 def test_float16_saturates_below_the_next_power_of_two() -> None:
     values = torch.tensor([1.99999, -1.99999])
-    rounded = value_format("float16").round(values, torch.tensor([0, 0]), 1)
+    rounded = value_format("float16").round(values, torch.tensor([0, 0]), pieces(1))
     assert rounded.tolist() == [2 - 2.0**-10, -(2 - 2.0**-10)]
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_narrow_floats_saturate_instead_of_overflowing(name: str) -> None:
-    rounded = value_format(name).round(torch.tensor([1e300, -1e300], dtype=torch.float64), torch.tensor([0, 0]), 1)
+    rounded = value_format(name).round(
+        torch.tensor([1e300, -1e300], dtype=torch.float64), torch.tensor([0, 0]), pieces(1)
+    )
     most = torch.finfo(getattr(torch, name)).max
     assert rounded.tolist() == [most, -most]
 
@@ -130,7 +139,7 @@ def test_exponent4_example_of_the_paper() -> None:
     groups = torch.zeros(5, dtype=torch.int64)
     written = value_format("exponent4")
     assert exponents(values, groups, 1).tolist() == [5]
-    assert written.round(values, groups, 1).tolist() == [0, 0.25, -8.0, 16.0, -32.0]
+    assert written.round(values, groups, pieces(1)).tolist() == [0, 0.25, -8.0, 16.0, -32.0]
     rounded, arrived, packed = sent(written, values, groups, 1)
     assert torch.equal(arrived, rounded)
     assert packed.tolist() == [5, 0, 7 | (8 + 2) << 4, 1 | (8 + 0) << 4]
@@ -139,12 +148,14 @@ def test_exponent4_example_of_the_paper() -> None:
 @pytest.mark.parametrize(("value", "rounded"), [(1.5, 2.0), (1.4999999, 1.0), (-1.5, -2.0), (8.0, 8.0), (15.9, 8.0)])
 def test_exponent4_goes_to_the_nearer_power_and_halfway_up(value: float, rounded: float) -> None:
     values = torch.tensor([value, 8.0])
-    assert value_format("exponent4").round(values, torch.zeros(2, dtype=torch.int64), 1)[0] == rounded
+    assert value_format("exponent4").round(values, torch.zeros(2, dtype=torch.int64), pieces(1))[0] == rounded
 
 
 @pytest.mark.parametrize(("depth", "kept"), [(7, True), (8, False)])
 def test_exponent4_drops_what_lies_more_than_seven_powers_below(depth: int, kept: bool) -> None:
-    rounded = value_format("exponent4").round(torch.tensor([2.0**-depth, 1.0]), torch.zeros(2, dtype=torch.int64), 1)
+    rounded = value_format("exponent4").round(
+        torch.tensor([2.0**-depth, 1.0]), torch.zeros(2, dtype=torch.int64), pieces(1)
+    )
     assert bool(rounded[0] != 0) == kept
 
 
@@ -170,7 +181,7 @@ def test_exponent4_refuses_values_in_a_piece_declared_empty() -> None:
         [torch.tensor([NO_VALUE], dtype=torch.int16).view(torch.uint8), torch.zeros(1, dtype=torch.uint8)]
     )
     with pytest.raises(WireError, match="declares empty"):
-        value_format("exponent4").unpack(Reader(message), torch.tensor([0]), 1, torch.float32)
+        value_format("exponent4").unpack(Reader(message), torch.tensor([0]), pieces(1), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,6 @@ def test_contraction_left_after_rounding_is_kept(written: ValueFormat) -> None:
     """|x - C(x)|^2 <= (1 - keeps(1, d)) |x|^2 when every number is chosen."""
     for seed in range(20):
         values = torch.randn(50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 3
-        rounded = written.round(values, torch.zeros(50, dtype=torch.int64), 1)
+        rounded = written.round(values, torch.zeros(50, dtype=torch.int64), pieces(1))
         left = float((values - rounded).square().sum() / values.square().sum())
         assert left <= 1 - written.keeps(1.0, 50)

@@ -140,6 +140,11 @@ class Handle:
             except ThinwireError as error:
                 self._errors.append(error)
                 arrival.flat.fill_(float("nan"))
+        try:
+            self.channel.judge()
+        except ThinwireError as error:
+            self._errors.append(error)
+        for arrival in arrivals:
             arrival.result.set_result(arrival.flat)
 
     def _end_backward(self) -> None:

@@ -17,7 +17,6 @@ from thinwire.ops.keys import Key as Key
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
 from thinwire.ops.reference import block_norms as block_norms
-from thinwire.ops.reference import first_nonfinite as first_nonfinite
 from thinwire.ops.reference import large_indices as large_indices
 from thinwire.ops.reference import natural_exponents as natural_exponents
 from thinwire.ops.reference import pack_bits as pack_bits
@@ -33,9 +32,24 @@ def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
     return implementation("pack_positions", positions.device.type)(positions, width, length)  # type: ignore[no-any-return]
 
 
-def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
-    """`count` positions, the number of marks in the map, and whether the positions ascend."""
-    return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count)  # type: ignore[no-any-return]
+def unpack_positions(
+    low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
+) -> tuple[Tensor, int | Tensor, bool | Tensor]:
+    """`count` positions, the number of marks in the map, and whether the positions ascend and stay below `bound`.
+
+    Unless both are right, the positions mean nothing; on a GPU they then still lie in 0..bound-1.
+    """
+    return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count, bound)  # type: ignore[no-any-return]
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """The place of the first piece that holds NaN or infinity, or -1, as a tensor without dimensions."""
+    return implementation("first_nonfinite", x.device.type)(x, layout)  # type: ignore[no-any-return]
+
+
+def checksum(message: Tensor) -> Tensor:
+    """zlib's CRC-32 of the bytes, as a tensor of four bytes."""
+    return implementation("checksum", message.device.type)(message)  # type: ignore[no-any-return]
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -129,14 +130,16 @@ def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
     return torch.cat([low, pack_bits(marks)])
 
 
-def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
-    """`count` positions, the number of marks (unless it is `count` they mean nothing), and whether they ascend."""
+def unpack_positions(
+    low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
+) -> tuple[Tensor, int, bool]:
+    """`count` positions, the number of marks, and whether the positions ascend and stay below `bound`."""
     ones = unpack_bits(bitmap, length).nonzero().squeeze(1)
     if ones.numel() != count:
         return ones.new_zeros(count), ones.numel(), False
     high = ones - torch.arange(count, device=ones.device)
     positions = (high << width) | (unpack_codes(low, width, count) if width else 0)
-    return positions, count, not bool((positions.diff() <= 0).any())
+    return positions, count, not bool((positions.diff() <= 0).any() or (positions >= bound).any())
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
@@ -144,8 +147,14 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
     return out.index_add_(0, positions, values, alpha=alpha)
 
 
-def first_nonfinite(x: Tensor, layout: Layout) -> int | None:
-    """The place of the first piece that holds NaN or infinity, or None."""
-    if bool(torch.isfinite(x).all()):
-        return None
-    return next(i for i, (_, view) in enumerate(layout.views(x)) if not bool(torch.isfinite(view).all()))
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """The place of the first piece that holds NaN or infinity, or -1."""
+    finite = torch.isfinite(x)
+    places = (i for i, (_, view) in enumerate(layout.views(finite)) if not bool(view.all()))
+    return torch.tensor(-1 if bool(finite.all()) else next(places), device=x.device)
+
+
+def checksum(message: Tensor) -> Tensor:
+    """zlib's CRC-32 of the bytes, as a tensor of four bytes, little-endian."""
+    number = zlib.crc32(message.cpu().numpy())  # type: ignore[arg-type]  # an array is a buffer from Python 3.12 on
+    return torch.frombuffer(bytearray(number.to_bytes(4, "little")), dtype=torch.uint8).to(message.device)

@@ -14,7 +14,9 @@ from thinwire.payload.blocks import Signs as Signs
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
 from thinwire.payload.flagged import Flagged as Flagged
+from thinwire.payload.message import Chunk, fields, join
 from thinwire.payload.powers import Powers as Powers
+from thinwire.payload.reader import LateReader as LateReader
 from thinwire.payload.reader import Reader as Reader
 from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Sparse as Sparse
@@ -22,15 +24,24 @@ from thinwire.payload.sparse import Sparse as Sparse
 FORMATS: dict[int, type[Payload]] = {f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged)}
 
 
+def chunks_of(payload: Payload) -> list[Chunk]:
+    """A payload behind its format's tag, chunk by chunk."""
+    return [fields("B", payload.tag), *payload.pack()]
+
+
 def pack_payload(payload: Payload) -> Tensor:
-    """A payload behind its format's tag."""
-    body = payload.pack()
-    return torch.cat([torch.tensor([payload.tag], dtype=torch.uint8, device=body.device), body])
+    """A payload behind its format's tag, as one message."""
+    chunks = chunks_of(payload)
+    return join(chunks, next((chunk.device for chunk in chunks if isinstance(chunk, Tensor)), torch.device("cpu")))
 
 
 def unpack_payload(reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Payload:
     """The payload that `pack_payload` wrote for this layout and key."""
-    (tag,) = reader.fields("B")
+    return format_of_tag(*reader.fields("B")).unpack(reader, layout, key, dtype)
+
+
+def format_of_tag(tag: int) -> type[Payload]:
+    """The format that a message names; an unknown tag is a `WireError`."""
     if tag not in FORMATS:
         raise WireError(f"unknown payload format {tag} in a message; known: {sorted(FORMATS)}")
-    return FORMATS[tag].unpack(reader, layout, key, dtype)
+    return FORMATS[tag]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload.message import Chunk
 from thinwire.payload.reader import Reader
 
 
@@ -28,8 +29,8 @@ class Payload(ABC):
         """out += alpha * decoded, in place."""
 
     @abstractmethod
-    def pack(self) -> Tensor:
-        """The message as bytes."""
+    def pack(self) -> list[Chunk]:
+        """The message, chunk by chunk."""
 
     @classmethod
     @abstractmethod

@@ -8,11 +8,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, pack_codes, unpack_bits, unpack_codes
 from thinwire.payload.base import Payload
-from thinwire.payload.reader import Reader, head, raw
+from thinwire.payload.message import Chunk, fields, raw
+from thinwire.payload.reader import Reader
 
 
 def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
@@ -44,9 +44,8 @@ class Signs(Payload):
         scales = spread(self.scales, self.layout, self.block)
         return out.add_(torch.where(self.negative, -scales, scales), alpha=alpha)
 
-    def pack(self) -> Tensor:
-        start = head("I", self.block, device=self.scales.device)
-        return torch.cat([start, raw(self.scales), pack_bits(self.negative)])
+    def pack(self) -> list[Chunk]:
+        return [fields("I", self.block), raw(self.scales), pack_bits(self.negative)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
@@ -74,11 +73,11 @@ class Levels(Payload):
         norms = spread(self.norms, self.layout, self.block)
         return out.add_(norms * (self.signed_levels.to(norms.dtype) / self.levels), alpha=alpha)
 
-    def pack(self) -> Tensor:
-        start = head("II", self.block, self.levels, device=self.norms.device)
+    def pack(self) -> list[Chunk]:
         magnitude_bits = self.levels.bit_length()
         codes = self.signed_levels.abs() | ((self.signed_levels < 0).to(torch.int64) << magnitude_bits)
-        return torch.cat([start, raw(self.norms), pack_codes(codes, magnitude_bits + 1)])
+        start = fields("II", self.block, self.levels)
+        return [start, raw(self.norms), pack_codes(codes, magnitude_bits + 1)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
@@ -88,13 +87,12 @@ class Levels(Payload):
         norms = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
         codes = unpack_codes(reader.take((layout.numel * (bits + 1) + 7) // 8), bits + 1, layout.numel)
         magnitude = codes & ((1 << bits) - 1)
-        if levels == 0 or bool((magnitude > levels).any()):
-            raise WireError(f"a level in the message exceeds the {levels} levels it announces")
+        reader.require(levels > 0, "message announces no levels")
+        reader.require((magnitude <= levels).all(), "a level in the message exceeds the {} levels it announces", levels)
         return cls(torch.where(codes >> bits == 1, -magnitude, magnitude), norms, layout, levels, block)
 
 
 def _block(reader: Reader) -> int:
     block = int(reader.fields("I")[0])
-    if block < 1:
-        raise WireError("message announces blocks of length 0")
+    reader.require(block > 0, "message announces blocks of length 0")
     return block

@@ -11,7 +11,8 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload.base import Payload
-from thinwire.payload.reader import Reader, raw
+from thinwire.payload.message import Chunk, raw
+from thinwire.payload.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,8 @@ class Dense(Payload):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out.add_(self.values, alpha=alpha)
 
-    def pack(self) -> Tensor:
-        return raw(self.values)
+    def pack(self) -> list[Chunk]:
+        return [raw(self.values)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
@@ -49,8 +50,8 @@ class Empty(Payload):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out
 
-    def pack(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8)
+    def pack(self) -> list[Chunk]:
+        return []
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:

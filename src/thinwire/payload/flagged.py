@@ -8,10 +8,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
+from thinwire.payload.message import Chunk, fields
 from thinwire.payload.reader import Reader
 
 
@@ -30,17 +30,15 @@ class Flagged(Payload):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return self.inner.add_to(out, alpha)
 
-    def pack(self) -> Tensor:
-        inner = self.inner.pack()
-        tag = torch.tensor([self.inner.tag], dtype=torch.uint8, device=inner.device)
-        return torch.cat([pack_bits(self.replaces).to(inner.device), tag, inner])
+    def pack(self) -> list[Chunk]:
+        return [pack_bits(self.replaces), fields("B", self.inner.tag), *self.inner.pack()]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        from thinwire.payload import unpack_payload  # the table of formats names this one
+        from thinwire.payload import format_of_tag  # the table of formats names this one
 
         count = len(layout.pieces)
         replaces = unpack_bits(reader.take((count + 7) // 8), count)
-        if reader.message[reader.place : reader.place + 1].tolist() == [cls.tag]:
-            raise WireError("a message holds flags within flags")
-        return cls(replaces, unpack_payload(reader, layout, key, dtype))
+        inner = format_of_tag(*reader.fields("B"))
+        reader.require(inner is not cls, "a message holds flags within flags")
+        return cls(replaces, inner.unpack(reader, layout, key, dtype))

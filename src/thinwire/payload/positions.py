@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from thinwire import ops
-from thinwire.errors import WireError
-from thinwire.payload.reader import Reader, head
+from thinwire.payload.message import Chunk, fields
+from thinwire.payload.reader import Reader
 
 
 def is_bitmap(numel: int, count: int) -> bool:
@@ -39,57 +39,66 @@ def bitmap_length(numel: int, count: int) -> int:
     return count + ((numel - 1) >> low_width(numel, count)) + 1 if count else 0
 
 
-def pack_positions(positions: Tensor, numel: int) -> Tensor:
-    """Strictly ascending positions below `numel`, as bytes."""
+def pack_positions(positions: Tensor, numel: int) -> list[Chunk]:
+    """Strictly ascending positions below `numel`, chunk by chunk."""
     count = positions.numel()
     if is_bitmap(numel, count):
         marks = torch.zeros(numel, dtype=torch.bool, device=positions.device)
         marks[positions] = True
-        return ops.pack_bits(marks)
+        return [ops.pack_bits(marks)]
     width = low_width(numel, count)
     if not size_varies(numel, count):
-        return ops.pack_positions(positions, width, bitmap_length(numel, count))
+        return [ops.pack_positions(positions, width, bitmap_length(numel, count))]
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
     quotients = (gaps >> width).cumsum(0)
     length = int(quotients[-1]) + count
     code = ops.pack_positions((quotients << width) | (gaps & ((1 << width) - 1)), width, length)
-    return torch.cat([head(_length_field(numel), length, device=code.device), code])
+    return [fields(_length_field(numel), length), code]
 
 
 def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
     """`count` strictly ascending positions below `numel`; anything else in the message is a `WireError`."""
-    if count > numel:
-        raise WireError(f"message claims {count} positions in a vector of {numel}")
+    reader.require(count <= numel, "message claims {} positions in a vector of {}", count, numel)
     if is_bitmap(numel, count):
-        positions = ops.unpack_bits(reader.take((numel + 7) // 8), numel).nonzero().squeeze(1)
-        _check_marks(positions.numel(), count)
-        return positions
+        return _from_bitmap(reader, numel, count)
     width = low_width(numel, count)
-    varies = size_varies(numel, count)
-    length = _gaps_length(reader, numel, count) if varies else bitmap_length(numel, count)
+    if size_varies(numel, count):
+        return _from_gaps(reader, numel, count, width)
+    positions, marks, ascending = _from_map(reader, bitmap_length(numel, count), count, width, numel)
+    reader.require(marks == count, _MARKS, marks, count)
+    reader.require(ascending, _ORDER, numel)
+    return positions
+
+
+_MARKS = "position map holds {} marks where {} were announced"
+_ORDER = "positions are not strictly ascending below {}"
+
+
+def _from_bitmap(reader: Reader, numel: int, count: int) -> Tensor:
+    marks = ops.unpack_bits(reader.take((numel + 7) // 8), numel)
+    reader.require(marks.sum() == count, _MARKS, marks.sum(), count)
+    return torch.nonzero_static(marks, size=count, fill_value=0).squeeze(1)  # the size is known: no waiting for it
+
+
+def _from_map(
+    reader: Reader, length: int, count: int, width: int, bound: int
+) -> tuple[Tensor, int | Tensor, bool | Tensor]:
     low = reader.take((width * count + 7) // 8)
-    positions, marks, ascending = ops.unpack_positions(low, reader.take((length + 7) // 8), width, length, count)
-    _check_marks(marks, count)
-    if varies:
-        quotients = torch.diff(positions >> width, prepend=positions.new_zeros(1))
-        positions = (((quotients << width) | (positions & ((1 << width) - 1))) + 1).cumsum(0) - 1
-    if count and not ((ascending or varies) and int(positions[-1]) < numel):
-        raise WireError(f"positions are not strictly ascending below {numel}")
+    return ops.unpack_positions(low, reader.take((length + 7) // 8), width, length, count, bound)
+
+
+def _from_gaps(reader: Reader, numel: int, count: int, width: int) -> Tensor:
+    (length,) = reader.fields(_length_field(numel))
+    too_long = "message announces a map of {} bits for {} positions in a vector of {}"
+    reader.require(length <= numel + count, too_long, length, count, numel)
+    sums, marks, _ = _from_map(reader, length, count, width, 1 << 62)
+    reader.require(marks == count, _MARKS, marks, count)
+    quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
+    positions = (((quotients << width) | (sums & ((1 << width) - 1))) + 1).cumsum(0) - 1
+    reader.require((positions[-1:] < numel).all(), _ORDER, numel)
     return positions
 
 
 def _length_field(numel: int) -> str:
     """How the length of the map of gaps is written: it is below 2 n."""
     return "I" if numel < 1 << 31 else "Q"
-
-
-def _gaps_length(reader: Reader, numel: int, count: int) -> int:
-    length = int(reader.fields(_length_field(numel))[0])
-    if length > numel + count:
-        raise WireError(f"message announces a map of {length} bits for {count} positions in a vector of {numel}")
-    return length
-
-
-def _check_marks(marks: int, count: int) -> None:
-    if marks != count:
-        raise WireError(f"position map holds {marks} marks where {count} were announced")

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
+from thinwire.payload.message import Chunk
 from thinwire.payload.reader import Reader
 
 
@@ -31,8 +32,8 @@ class Powers(Payload):
         magnitude = (self.codes.to(torch.int32) << 23).view(torch.float32)  # code 0 is the bits of 0.0
         return out.add_(torch.where(self.negative, -magnitude, magnitude).to(self.dtype), alpha=alpha)
 
-    def pack(self) -> Tensor:
-        return torch.cat([self.codes.to(torch.uint8), pack_bits(self.negative)])
+    def pack(self) -> list[Chunk]:
+        return [self.codes.to(torch.uint8), pack_bits(self.negative)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:

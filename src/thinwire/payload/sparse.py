@@ -13,15 +13,10 @@ from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, add_at_, randk_indices
 from thinwire.payload.base import Payload
+from thinwire.payload.message import Chunk, fields
 from thinwire.payload.positions import pack_positions, size_varies, unpack_positions
-from thinwire.payload.reader import Reader, head
+from thinwire.payload.reader import Reader
 from thinwire.payload.values import ValueFormat, format_of_tag
-
-
-def piece_of(positions: Tensor, layout: Layout) -> Tensor:
-    """For each ascending position, the place of the piece that owns it."""
-    ends = torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=positions.device)
-    return torch.searchsorted(ends, positions, right=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +43,7 @@ class Sparse(Payload):
         """Values rounded to a format; what cannot be written is left out."""
         if written.lossless:
             return Sparse(positions, values, layout, written, counted)
-        values = written.round(values, piece_of(positions, layout), len(layout.pieces))
+        values = written.round(values, positions, layout)
         if written.drops:
             positions, values = positions[values != 0], values[values != 0]
         return Sparse(positions, values, layout, written, counted and not written.drops)
@@ -60,19 +55,17 @@ class Sparse(Payload):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
-    def pack(self) -> Tensor:
-        device = self.values.device
-        start = head("BI", self.written.tag, self.positions.numel(), device=device)
-        groups = piece_of(self.positions, self.layout)
-        values = self.written.pack(self.values, groups, len(self.layout.pieces))
-        return torch.cat([start, pack_positions(self.positions, self.layout.numel), values])
+    def pack(self) -> list[Chunk]:
+        start = fields("BI", self.written.tag, self.positions.numel())
+        positions = pack_positions(self.positions, self.layout.numel)
+        return [start, *positions, *self.written.pack(self.values, self.positions, self.layout)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         tag, count = reader.fields("BI")
         written = format_of_tag(tag)
         positions = unpack_positions(reader, layout.numel, count)
-        values = written.unpack(reader, piece_of(positions, layout), len(layout.pieces), dtype)
+        values = written.unpack(reader, positions, layout, dtype)
         return cls(positions, values, layout, written, counted=True)
 
 
@@ -100,7 +93,7 @@ class Masked(Payload):
     def of(x: Tensor, layout: Layout, counts: Sequence[int], key: Key, written: ValueFormat) -> Masked:
         """The entries of x at the shared positions, rounded to a value format."""
         positions = Masked.draw(layout, counts, key, x.device)
-        values = written.round(x[positions], piece_of(positions, layout), len(layout.pieces))
+        values = written.round(x[positions], positions, layout)
         return Masked(positions, values, layout, tuple(counts), written)
 
     @property
@@ -110,10 +103,9 @@ class Masked(Payload):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
-    def pack(self) -> Tensor:
-        start = head(f"B{len(self.counts)}I", self.written.tag, *self.counts, device=self.values.device)
-        groups = piece_of(self.positions, self.layout)
-        return torch.cat([start, self.written.pack(self.values, groups, len(self.counts))])
+    def pack(self) -> list[Chunk]:
+        start = fields(f"B{len(self.counts)}I", self.written.tag, *self.counts)
+        return [start, *self.written.pack(self.values, self.positions, self.layout)]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
@@ -123,5 +115,5 @@ class Masked(Payload):
             if count > piece.numel:
                 raise WireError(f"message claims {count} numbers of {piece.name!r}, which has {piece.numel}")
         positions = cls.draw(layout, counts, key, reader.message.device)
-        values = written.unpack(reader, piece_of(positions, layout), len(layout.pieces), dtype)
+        values = written.unpack(reader, positions, layout, dtype)
         return cls(positions, values, layout, tuple(counts), written)

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
+from thinwire.layout import Layout
 from thinwire.ops import pack_bits, pack_codes, unpack_bits, unpack_codes
-from thinwire.payload.reader import Reader, raw
+from thinwire.payload.message import Chunk, raw
+from thinwire.payload.pieces import piece_of
+from thinwire.payload.reader import Reader
 
 NO_VALUE = -(1 << 15)
 """The exponent of a group without any non-zero value."""
@@ -44,14 +47,14 @@ class ValueFormat(ABC):
     """Whether some chosen values are too small to be written at all, so that the count varies from rank to rank."""
 
     @abstractmethod
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """The values that the receiver will see; zero where one cannot be written."""
 
     @abstractmethod
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor: ...
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]: ...
 
     @abstractmethod
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor: ...
 
     def keeps(self, share: float, numel: int) -> float:
         """The contraction that is left of `share` = k/d when the k values are rounded."""
@@ -63,14 +66,14 @@ class Full(ValueFormat):
 
     name, tag, lossless = "full", 0, True
 
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         return values
 
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
-        return raw(rounded)
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        return [raw(rounded)]
 
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        return reader.numbers(groups.numel(), dtype)
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        return reader.numbers(positions.numel(), dtype)
 
 
 class _Cast(ValueFormat):
@@ -78,15 +81,15 @@ class _Cast(ValueFormat):
 
     dtype: ClassVar[torch.dtype]
 
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         most = torch.finfo(self.dtype).max
         return values.clamp(-most, most).to(self.dtype).to(values.dtype)
 
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
-        return raw(rounded.to(self.dtype))
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        return [raw(rounded.to(self.dtype))]
 
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        return reader.numbers(groups.numel(), self.dtype).to(dtype)
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        return reader.numbers(positions.numel(), self.dtype).to(dtype)
 
     def keeps(self, share: float, numel: int) -> float:
         return share * (1 - 2.0**-16)  # squared relative error of a normal bfloat16, at most (2^-8)^2
@@ -117,20 +120,22 @@ class Float16(ValueFormat):
 
     name, tag = "float16", 3
 
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
-        unit = _power(exponents(values, groups, count), torch.float64)[groups]
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        groups = piece_of(positions, layout)
+        unit = _power(exponents(values, groups, len(layout.pieces)), torch.float64)[groups]
         halves = (values / unit).to(torch.float16).clamp_(-_BELOW_2, _BELOW_2)
         return (halves.to(torch.float64) * unit).to(values.dtype)
 
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
-        exponent = exponents(rounded, groups, count)
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        groups = piece_of(positions, layout)
+        exponent = exponents(rounded, groups, len(layout.pieces))
         unit = _power(exponent, torch.float64)[groups]
-        return torch.cat([raw(exponent), raw((rounded / unit).to(torch.float16))])
+        return [raw(exponent), raw((rounded / unit).to(torch.float16))]
 
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        exponent = reader.numbers(count, torch.int16)
-        halves = reader.numbers(groups.numel(), torch.float16).to(torch.float64)
-        return (halves * _power(exponent, torch.float64)[groups]).to(dtype)
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        exponent = reader.numbers(len(layout.pieces), torch.int16)
+        halves = reader.numbers(positions.numel(), torch.float16).to(torch.float64)
+        return (halves * _power(exponent, torch.float64)[piece_of(positions, layout)]).to(dtype)
 
     def keeps(self, share: float, numel: int) -> float:
         return share * (1 - 2.0**-16)
@@ -145,24 +150,25 @@ class Exponent4(ValueFormat):
 
     name, tag, drops = "exponent4", 4, True
 
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
-        top = exponents(values, groups, count)[groups].to(torch.int64)
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        groups = piece_of(positions, layout)
+        top = exponents(values, groups, len(layout.pieces))[groups].to(torch.int64)
         mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
         nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
         sent = (values != 0) & (top - nearest <= 7)
         return torch.where(sent, _power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
 
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
-        exponent = exponents(rounded, groups, count)
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        groups = piece_of(positions, layout)
+        exponent = exponents(rounded, groups, len(layout.pieces))
         depth = exponent[groups].to(torch.int64) - (torch.frexp(rounded).exponent.to(torch.int64) - 1)
-        return torch.cat([raw(exponent), pack_codes(depth | ((rounded < 0).to(torch.int64) << 3), 4)])
+        return [raw(exponent), pack_codes(depth | ((rounded < 0).to(torch.int64) << 3), 4)]
 
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        exponent = reader.numbers(count, torch.int16)
-        codes = unpack_codes(reader.take((groups.numel() + 1) // 2), 4, groups.numel())
-        if bool((exponent[groups] == NO_VALUE).any()):
-            raise WireError("message sends values in a piece that it declares empty")
-        magnitude = _power(exponent[groups].to(torch.int64) - (codes & 7), dtype)
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        exponent = reader.numbers(len(layout.pieces), torch.int16)[piece_of(positions, layout)].to(torch.int64)
+        codes = unpack_codes(reader.take((positions.numel() + 1) // 2), 4, positions.numel())
+        reader.require((exponent != NO_VALUE).all(), "message sends values in a piece that it declares empty")
+        magnitude = _power(exponent - (codes & 7), dtype)
         return torch.where(codes >= 8, -magnitude, magnitude)
 
     def keeps(self, share: float, numel: int) -> float:
@@ -174,16 +180,16 @@ class SignOnly(ValueFormat):
 
     name, tag = "sign", 5
 
-    def round(self, values: Tensor, groups: Tensor, count: int) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         return values
 
-    def pack(self, rounded: Tensor, groups: Tensor, count: int) -> Tensor:
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
         magnitude = rounded[:1].abs() if rounded.numel() else rounded.new_zeros(1)
-        return torch.cat([raw(magnitude), pack_bits(rounded < 0)])
+        return [raw(magnitude), pack_bits(rounded < 0)]
 
-    def unpack(self, reader: Reader, groups: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         magnitude = reader.numbers(1, dtype)
-        negative = unpack_bits(reader.take((groups.numel() + 7) // 8), groups.numel())
+        negative = unpack_bits(reader.take((positions.numel() + 7) // 8), positions.numel())
         return torch.where(negative, -magnitude, magnitude)
 
 

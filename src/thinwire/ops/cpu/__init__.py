@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops import reference
+from thinwire.ops.cpu import finite, wire
 from thinwire.ops.cpu import select as kernels
-from thinwire.ops.cpu import wire
 
 SMALLEST_SHARE = 1 << 16
 """Numbers below which another thread is not worth its 50 microseconds."""
@@ -59,17 +60,33 @@ def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
     return packed
 
 
-def unpack_positions(low: Tensor, bitmap: Tensor, width: int, length: int, count: int) -> tuple[Tensor, int, bool]:
+def unpack_positions(
+    low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
+) -> tuple[Tensor, int, bool]:
     """See `reference.unpack_positions`."""
     positions = torch.zeros(count, dtype=torch.int64)
     marks, ascending = wire.unpack(low.numpy(), bitmap.numpy(), width, length, positions.numpy())
-    return positions, marks, ascending
+    return positions, marks, ascending and (count == 0 or int(positions[-1]) < bound)
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.add_at_`."""
     wire.add(out.numpy(), positions.numpy(), values.numpy(), out.numpy().dtype.type(alpha))
     return out
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """See `reference.first_nonfinite`."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return reference.first_nonfinite(x, layout)
+    array = x.numpy()
+    mask = finite.masks(array.dtype)
+    bits = array.view(mask.dtype)
+    found = in_parallel(lambda _, begin, end: finite.first_bad(bits, mask, begin, end), x.numel())
+    first = next((place for place in found if place >= 0), None)
+    if first is None:
+        return torch.tensor(-1)
+    return torch.tensor(next(i for i, piece in enumerate(layout.pieces) if first < piece.part.stop))
 
 
 class _Pieces:

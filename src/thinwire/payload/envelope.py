@@ -1,0 +1,51 @@
+"""What stands before every message: version, checksum, digest, and a flag for gradients that are not finite.
+
+byte 0   version and three zero bytes
+     4   CRC-32 of all that follows (zlib's)
+     8   digest of method, parameters, seed and step
+    12   the flag: place of the first piece that is not finite, or -1
+    16   the body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.ops import checksum
+from thinwire.payload.message import Chunk, fields, join, raw
+from thinwire.payload.reader import Reader
+
+VERSION = 2
+FINITE = -1
+"""The flag of a message whose gradient was finite."""
+CHECKED = 8
+"""Where the bytes begin that the checksum covers."""
+
+
+def seal(body: Sequence[Chunk], digest: int, flag: Tensor) -> Tensor:
+    """The body behind its envelope, on the flag's device."""
+    start: list[Chunk] = [fields("I", VERSION), fields("I", 0), fields("I", digest), raw(flag.to(torch.int32).view(1))]
+    message = join([*start, *body], flag.device)
+    message[4:CHECKED] = checksum(message[CHECKED:])
+    return message
+
+
+def fields_of(body: Sequence[Chunk], digest: int) -> tuple[bytes, ...]:
+    """The fields of a sealed message that every rank writes alike, in the order they are read."""
+    return (fields("I", VERSION), fields("I", digest), *(chunk for chunk in body if isinstance(chunk, bytes)))
+
+
+def open_version(reader: Reader) -> int:
+    """The version a message is written in; all else waits until it is known to be ours."""
+    return int(reader.fields("I")[0])
+
+
+def open_rest(reader: Reader) -> tuple[int, Tensor]:
+    """Digest and flag of a message whose checksum is right."""
+    stored = reader.take(4)
+    intact = (stored == checksum(reader.message[CHECKED:])).all()
+    reader.require(intact, "message was damaged on its way: its checksum is wrong")
+    return int(reader.fields("I")[0]), reader.numbers(1, torch.int32)
