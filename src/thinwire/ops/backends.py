@@ -37,7 +37,10 @@ class Backend:
 
 
 REFERENCE = "reference"
-BACKENDS = {"cpu": Backend("numba", "thinwire.ops.cpu", "numba", "cpu", "fast")}
+BACKENDS = {
+    "cpu": Backend("numba", "thinwire.ops.cpu", "numba", "cpu", "fast"),
+    "cuda": Backend("triton", "thinwire.ops.cuda", "triton", "cuda", "fast"),
+}
 """The fast back-end of each type of device."""
 
 _forced: ContextVar[str | None] = ContextVar("thinwire_backend", default=None)
@@ -45,7 +48,7 @@ _forced: ContextVar[str | None] = ContextVar("thinwire_backend", default=None)
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Have operations served by one back-end ("reference", "numba") inside the `with` block."""
+    """Have operations served by one back-end ("reference", "numba", "triton") inside the `with` block."""
     _check(name)
     token = _forced.set(name)
     try:

@@ -1,0 +1,51 @@
+"""The GPU back-end: Triton kernels on float32 (and on bytes); whatever else is left to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import reference
+from thinwire.ops.cuda import wire
+from thinwire.ops.cuda.select import DIFFERENCE, MEMORY, PLAIN, select
+from thinwire.ops.cuda.wire import checksum as checksum
+from thinwire.ops.cuda.wire import pack_positions as pack_positions
+from thinwire.ops.cuda.wire import unpack_positions as unpack_positions
+
+
+def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.topk`."""
+    if x.dtype != torch.float32:
+        return reference.topk(x, layout, counts)
+    return select(PLAIN, x, x, layout, counts, None)
+
+
+def memory_topk_(
+    error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_topk_`."""
+    if error.dtype != torch.float32:
+        return reference.memory_topk_(error, value, layout, counts, ratios)
+    return select(MEMORY, error, value, layout, counts, ratios)
+
+
+def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_topk_`."""
+    if local.dtype != torch.float32:
+        return reference.difference_topk_(local, target, layout, counts)
+    return select(DIFFERENCE, local, target, layout, counts, None)
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.add_at_`."""
+    if out.dtype != torch.float32:
+        return reference.add_at_(out, positions, values, alpha)
+    return wire.add_at_(out, positions, values, alpha)
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """See `reference.first_nonfinite`."""
+    return reference.first_nonfinite(x, layout) if x.dtype == torch.float64 else wire.first_nonfinite(x, layout)

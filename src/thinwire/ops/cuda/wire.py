@@ -1,0 +1,280 @@
+"""Positions to bytes and back, checksums, sparse addition and a look for infinities on a GPU, in Triton.
+
+All of them read and write each byte once; nothing makes the host wait.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.layout import Layout
+
+BLOCK = 1024
+
+
+@triton.jit
+def _pack_low(positions, count, words, number, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Each word of 32 bits gathers the low parts that fall into it: the first begins at or before its first bit."""
+    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = word * 32 // WIDTH
+    held = tl.zeros([BLOCK], tl.int64)
+    for j in tl.static_range(0, 32 // WIDTH + 2):
+        i = first + j
+        low = tl.load(positions + i, mask=i < count, other=0) & ((1 << WIDTH) - 1)
+        shift = i * WIDTH - word * 32
+        held |= tl.where(shift >= 0, low << tl.minimum(tl.maximum(shift, 0), 32), low >> tl.maximum(-shift, 0))
+    tl.store(words + word, held.to(tl.int32), mask=word < number)
+
+
+@triton.jit
+def _pack_high(positions, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A mark at (position >> width) + place for each position."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mark = (tl.load(positions + i, mask=i < count, other=0) >> WIDTH) + i
+    tl.atomic_or(words + (mark >> 5), (tl.full([BLOCK], 1, tl.int64) << (mark & 31)).to(tl.int32), mask=i < count)
+
+
+def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+    """See `reference.pack_positions`."""
+    count, device = positions.numel(), positions.device
+    low_bytes, high_bytes = (count * width + 7) // 8, (length + 7) // 8
+    low = torch.empty((low_bytes + 3) // 4, dtype=torch.int32, device=device)
+    high = torch.zeros((high_bytes + 3) // 4, dtype=torch.int32, device=device)
+    if low_bytes:
+        _pack_low[(triton.cdiv(low.numel(), BLOCK),)](positions, count, low, low.numel(), width, BLOCK)
+    if count:
+        _pack_high[(triton.cdiv(count, BLOCK),)](positions, count, high, width, BLOCK)
+    return torch.cat([low.view(torch.uint8)[:low_bytes], high.view(torch.uint8)[:high_bytes]])
+
+
+BITS = 4096
+"""Bits of the map that one program looks at."""
+
+
+@triton.jit
+def _marks(bitmap, bit, length):
+    inside = (bit >= 0) & (bit < length)
+    byte = tl.load(bitmap + (bit >> 3), mask=inside, other=0).to(tl.int32)
+    return ((byte >> (bit & 7).to(tl.int32)) & 1) & inside.to(tl.int32)
+
+
+@triton.jit
+def _count_marks(bitmap, length, counts, BITS: tl.constexpr):
+    c = tl.program_id(0)
+    bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
+    tl.store(counts + c, tl.sum(_marks(bitmap, bit, length)).to(tl.int64))
+
+
+@triton.jit
+def _low_part(low, low_bytes, i, chosen, WIDTH: tl.constexpr):
+    """The i-th field of `WIDTH` bits."""
+    start = i * WIDTH
+    held = tl.zeros_like(i)
+    for j in tl.static_range(0, (WIDTH + 14) // 8):
+        place = (start >> 3) + j
+        byte = tl.load(low + place, mask=chosen & (place >= 0) & (place < low_bytes), other=0)
+        held |= byte.to(tl.int64) << (8 * j)
+    return (held >> (start & 7)) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
+def _find_marks(
+    low, low_bytes, bitmap, length, count, bound, counts, positions, sound,
+    WIDTH: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Positions from marks. Equal high parts are marks side by side: there the low parts must ascend."""
+    c = tl.program_id(0)
+    bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
+    mark = _marks(bitmap, bit, length)
+    earlier = bit * 0
+    if c > 0:
+        earlier = earlier + tl.load(counts + c - 1)
+    i = earlier + tl.cumsum(mark) - 1
+    chosen = (mark != 0) & (i < count)
+    low_part = bit * 0
+    if WIDTH > 0:
+        low_part = _low_part(low, low_bytes, i, chosen, WIDTH)
+    position = ((bit - i) << WIDTH) | low_part
+    tl.store(positions + i, tl.minimum(position, bound - 1), mask=chosen)
+    beside = chosen & (_marks(bitmap, bit - 1, length) != 0)
+    falls = beside
+    if WIDTH > 0:
+        falls = beside & (_low_part(low, low_bytes, i - 1, beside, WIDTH) >= low_part)
+    wrong = falls | (chosen & (position >= bound))
+    if tl.sum(wrong.to(tl.int32)) > 0:
+        tl.atomic_and(sound, 0)
+
+
+def unpack_positions(
+    low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.unpack_positions`."""
+    positions = torch.zeros(count, dtype=torch.int64, device=low.device)
+    programs = triton.cdiv(length, BITS)
+    counts = torch.zeros(max(1, programs), dtype=torch.int64, device=low.device)
+    sound = torch.ones(1, dtype=torch.int32, device=low.device)
+    if programs:
+        _count_marks[(programs,)](bitmap, length, counts, BITS, num_warps=4)
+        counts = counts.cumsum(0)
+        _find_marks[(programs,)](
+            low, low.numel(), bitmap, length, count, bound, counts, positions, sound, width, BITS, num_warps=8
+        )
+    return positions, counts[-1], sound[0] != 0
+
+
+@triton.jit
+def _add_at(out, positions, values, count, alpha, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    place = out + tl.load(positions + i, mask=inside, other=0)
+    value = tl.load(values + i, mask=inside, other=0.0)
+    tl.store(place, tl.load(place, mask=inside, other=0.0) + alpha * value, mask=inside)
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.add_at_`; payloads are added one after the other, so the sum has one order."""
+    if positions.numel():
+        grid = (triton.cdiv(positions.numel(), BLOCK),)
+        _add_at[grid](out, positions, values, positions.numel(), alpha, BLOCK, enable_fp_fusion=False)
+    return out
+
+
+@triton.jit
+def _first_bad(x, numel, first, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    bits = tl.load(x + i, mask=i < numel, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
+    bad = (bits & 0x7F800000) == 0x7F800000
+    if tl.sum(bad.to(tl.int32)) > 0:
+        tl.atomic_min(first, tl.min(tl.where(bad, i, numel)))
+
+
+@lru_cache(maxsize=256)
+def _ends(layout: Layout, device: torch.device) -> Tensor:
+    return torch.tensor([piece.part.stop for piece in layout.pieces], dtype=torch.int64, device=device)
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """See `reference.first_nonfinite`."""
+    numel = x.numel()
+    first = torch.full((1,), numel, dtype=torch.int64, device=x.device)
+    if numel:
+        _first_bad[(triton.cdiv(numel, 8192),)](x, numel, first, 8192, num_warps=8)
+    place = torch.searchsorted(_ends(layout, x.device), first, right=True)
+    return torch.where(first < numel, place, -1).view(())
+
+
+# ------------------------------------------------------------------------------------------------------------- CRC-32
+# The CRC-32 of a message is linear over GF(2): a word's share is the word times x^(8 d) mod P, d the bytes from the
+# word to the end. Each lane walks over every LANES-th word, multiplying what it holds by x^(32 LANES) with four
+# look-ups of a byte each; then its sum is brought to the end of the message, and all sums are xor-ed together.
+
+POLYNOMIAL = 0xEDB88320
+LANES = 1024
+STEPS = 16
+
+
+def times(a: int, b: int) -> int:
+    """a b mod P, bits reflected: the highest bit stands for x^0."""
+    product = 0
+    for i in range(31, -1, -1):
+        if a >> i & 1:
+            product ^= b
+        b = b >> 1 ^ (POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=65536)
+def power(nbytes: int) -> int:
+    """x^(8 nbytes) mod P."""
+    if nbytes == 0:
+        return 1 << 31
+    half = power(nbytes // 2)
+    square = times(half, half)
+    return times(square, 1 << 23) if nbytes % 2 else square
+
+
+def _signed(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor([n - (1 << 32) if n >> 31 else n for n in numbers], dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=8)
+def _steps_table(device: torch.device) -> Tensor:
+    """For each byte of a state its share of state * x^(32 LANES)."""
+    step = power(4 * LANES)
+    return _signed([times(byte << shift, step) for shift in (0, 8, 16, 24) for byte in range(256)], device)
+
+
+@lru_cache(maxsize=8)
+def _lanes_table(device: torch.device) -> Tensor:
+    return _signed([power(4 * (LANES - lane)) for lane in range(LANES)], device)
+
+
+@lru_cache(maxsize=256)
+def _blocks_table(blocks: int, tail: int, device: torch.device) -> Tensor:
+    """How far the end of each block is from the end of the message."""
+    return _signed([power(4 * LANES * STEPS * (blocks - 1 - block) + tail) for block in range(blocks)], device)
+
+
+@triton.jit
+def _times(a, b, POLYNOMIAL: tl.constexpr):
+    """a b mod P for vectors: see `times`."""
+    product = a & 0
+    for i in tl.static_range(0, 32):
+        product ^= b & -((a >> (31 - i)) & 1)
+        b = ((b >> 1) & 0x7FFFFFFF) ^ (POLYNOMIAL & -(b & 1))
+    return product
+
+
+@triton.jit
+def _xor(a, b):
+    return a ^ b
+
+
+@triton.jit
+def _crc(
+    words, number, padding, steps, lanes, blocks, result,
+    POLYNOMIAL: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The share of one block of words; zeros before the message change nothing."""
+    block = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    held = tl.zeros([LANES], tl.int32)
+    for step in range(STEPS):
+        i = (block.to(tl.int64) * STEPS + step) * LANES + lane - padding
+        word = tl.load(words + i, mask=(i >= 0) & (i < number), other=0)
+        moved = tl.load(steps + (held & 255)) ^ tl.load(steps + 256 + ((held >> 8) & 255))
+        moved ^= tl.load(steps + 512 + ((held >> 16) & 255)) ^ tl.load(steps + 768 + ((held >> 24) & 255))
+        held = moved ^ word
+    held = _times(tl.load(lanes + lane), held, POLYNOMIAL)
+    share = tl.reduce(held, 0, _xor)
+    tl.atomic_xor(result, _times(tl.load(blocks + block), share, POLYNOMIAL))
+
+
+def checksum(message: Tensor) -> Tensor:
+    """See `reference.checksum`: zlib's CRC-32, by its algebra. Reads the message once."""
+    if message.data_ptr() % 4:
+        message = message.clone()
+    nbytes, device = message.numel(), message.device
+    number, tail = nbytes // 4, nbytes % 4
+    start = times(power(nbytes), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    result = torch.full((1,), start - (1 << 32) if start >> 31 else start, dtype=torch.int32, device=device)
+    if number:
+        blocks = triton.cdiv(number, LANES * STEPS)
+        _crc[(blocks,)](
+            message[: 4 * number].view(torch.int32), number, blocks * LANES * STEPS - number, _steps_table(device),
+            _lanes_table(device), _blocks_table(blocks, tail, device), result, POLYNOMIAL - (1 << 32), LANES, STEPS,
+        )  # fmt: skip
+    for i in range(tail):
+        result ^= _bytes_table(tail - i, device)[message[4 * number + i].to(torch.int64)]
+    return result.view(torch.uint8)
+
+
+@lru_cache(maxsize=8)
+def _bytes_table(distance: int, device: torch.device) -> Tensor:
+    """The share of a byte that stands `distance` bytes before the end."""
+    return _signed([times(power(distance), byte) for byte in range(256)], device)
