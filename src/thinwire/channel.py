@@ -17,7 +17,7 @@ from thinwire.errors import NonFiniteGradient, WireError
 from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
-from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload
+from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
 from thinwire.payload.envelope import FINITE, VERSION, fields_of, open_rest, open_version, seal
 from thinwire.payload.message import Chunk, fields, size
 from thinwire.store import ParameterInfo, Store
@@ -75,7 +75,7 @@ class Unjudged:
     """An answer that was decoded on a GPU without waiting: its verdict is still there."""
 
     sent: Outgoing
-    messages: Sequence[Tensor]
+    messages: Tensor
     out: Tensor
     verdict: Tensor
     """For each rank its flag, for each rank whether its message was sound, and the place of an overflow or -1."""
@@ -195,7 +195,7 @@ class Channel:
             for piece, view in part.layout.views(signal.value)
         }
 
-    def receive(self, sent: Outgoing, messages: Sequence[Tensor], out: Tensor) -> Tensor:
+    def receive(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Write the exchanged gradient, times the scale, into `out`: NaN if any rank's gradient was not finite."""
         if out.is_cuda and sent.fixed:
             return self._receive_unjudged(sent, messages, out)
@@ -208,14 +208,17 @@ class Channel:
         overflow = int(first_nonfinite(out, sent.layout))
         return out if overflow == FINITE else self._refuse(None, sent.layout.pieces[overflow].name, out)
 
-    def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor], out: Tensor) -> Tensor:
+    def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own message; whether that was right is left to `judge`."""
-        readers = [LateReader(message, sent.message, sent.fields) for message in messages]
-        flags = [self._open(rank, reader, sent) for rank, reader in enumerate(readers)]
-        self._decode(sent, readers, out)
-        overflow = first_nonfinite(out, sent.layout).view(1)
-        verdict = torch.cat([*flags, torch.stack([reader.sound() for reader in readers]), overflow])
-        self._unjudged.append(Unjudged(sent, messages, out, verdict))
+        rows = messages if isinstance(messages, Tensor) else torch.stack([*messages])
+        reader = LateReader(rows, sent.message, sent.fields)
+        flags = self._open(None, reader, sent)
+        self._clear_unsent(sent, out)
+        for part in sent.parts:
+            self._receive_part(part, self._payloads(reader, part), sent, out)
+        reader.finish()
+        verdict = torch.cat([flags, reader.sound(), first_nonfinite(out, sent.layout).view(1)])
+        self._unjudged.append(Unjudged(sent, rows, out, verdict))
         return out
 
     def judge(self) -> None:
@@ -246,7 +249,7 @@ class Channel:
         reader.finish()
         raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
 
-    def _open(self, rank: int, reader: Reader, sent: Outgoing) -> Tensor:
+    def _open(self, rank: int | None, reader: Reader, sent: Outgoing) -> Tensor:
         """A message's flag, once version, checksum and digest are right."""
         with _from_rank(rank):
             version = open_version(reader)
@@ -262,20 +265,31 @@ class Channel:
                 f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
             )
         pieces = len(sent.layout.pieces)
-        inside = ((flag >= FINITE) & (flag < pieces)).all()
+        inside = (flag >= FINITE) & (flag < pieces)
         reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
         return flag
 
     def _decode(self, sent: Outgoing, readers: Sequence[Reader], out: Tensor) -> None:
         """Turn what stands behind the envelopes into the exchanged gradient."""
-        if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
-            out.zero_()
+        self._clear_unsent(sent, out)
         for part in sent.parts:
             payloads = [self._payload(rank, reader, part) for rank, reader in enumerate(readers)]
             self._receive_part(part, payloads, sent, out)
         for rank, reader in enumerate(readers):
             with _from_rank(rank):
                 reader.finish()
+
+    def _clear_unsent(self, sent: Outgoing, out: Tensor) -> None:
+        """Zero where some parameters took no part."""
+        if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
+            out.zero_()
+
+    def _payloads(self, reader: LateReader, part: Part) -> Sequence[Payload]:
+        (length,) = reader.fields("Q")
+        end = reader.place + length
+        payloads = unpack_payloads(reader, part.layout, self._key(), self._dtype(part))
+        assert reader.place == end  # by the fields of this rank's own message
+        return payloads
 
     def _payload(self, rank: int, reader: Reader, part: Part) -> Payload:
         with _from_rank(rank):
@@ -338,7 +352,7 @@ class Channel:
 
 
 @contextmanager
-def _from_rank(rank: int) -> Iterator[None]:
+def _from_rank(rank: int | None) -> Iterator[None]:
     """Have a `WireError` say whose message it is."""
     try:
         yield

@@ -55,10 +55,11 @@ class Pending:
     """Messages on their way."""
 
     work: dist.Work
-    messages: list[Tensor]
+    messages: Sequence[Tensor] | Tensor
 
-    def wait(self) -> list[Tensor]:
-        """The messages, in rank order; raises what the collective raised."""
+    def wait(self) -> Sequence[Tensor] | Tensor:
+        """The messages, in rank order (rows of one tensor where they are of one size); raises what the collective
+        raised."""
         self.work.wait()
         return self.messages
 
@@ -90,7 +91,7 @@ class Group:
         work = _start_all_gather(gathered, padded, self.group)
         self._in_use += [work, padded, gathered]
         rows = gathered.view(self.size, longest)
-        messages = [row[:size] for row, size in zip(rows, sizes, strict=True)]
+        messages = rows if fixed else [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return Pending(work, messages), _traffic(message.numel(), longest, self.size, not fixed)
 
     def _sizes(self, message: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Payload
+from thinwire.payload import Payload, add_all_to
 from thinwire.text import Named
 
 State = Mapping[str, Tensor]
@@ -90,7 +90,4 @@ def check_compressor(rule: Feedback) -> None:
 
 def mean_into(out: Tensor, payloads: Sequence[Payload]) -> Tensor:
     """out = (1/n) sum_i c_i, added in rank order."""
-    out.zero_()
-    for payload in payloads:
-        payload.add_to(out)
-    return out.div_(len(payloads))
+    return add_all_to(out.zero_(), payloads).div_(len(payloads))

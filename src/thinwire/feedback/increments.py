@@ -12,7 +12,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback.base import Feedback, Signal, Slot, State, check_compressor
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Dense, Empty, Payload
+from thinwire.payload import Dense, Empty, Payload, add_all_to
 from thinwire.schedule import is_number
 
 LOCAL = Slot("local", resize="mean")
@@ -55,6 +55,5 @@ class Increments(Feedback):
     start: str
 
     def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
-        for payload in payloads:
-            payload.add_to(state["mean"], alpha=1.0 / len(payloads))
+        add_all_to(state["mean"], payloads, alpha=1.0 / len(payloads))
         return out.copy_(state["mean"])

@@ -27,7 +27,7 @@ from thinwire.ops.reference import unpack_bits as unpack_bits
 from thinwire.ops.reference import unpack_codes as unpack_codes
 
 
-def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
     return implementation("pack_positions", positions.device.type)(positions, width, length)  # type: ignore[no-any-return]
 
@@ -37,7 +37,8 @@ def unpack_positions(
 ) -> tuple[Tensor, int | Tensor, bool | Tensor]:
     """`count` positions, the number of marks in the map, and whether the positions ascend and stay below `bound`.
 
-    Unless both are right, the positions mean nothing; on a GPU they then still lie in 0..bound-1.
+    Unless both are right, the positions mean nothing; on a GPU they then still lie in 0..bound-1. On a GPU several
+    codes of one shape can be given at once, one in each row; all that is returned then has rows too.
     """
     return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count, bound)  # type: ignore[no-any-return]
 
@@ -48,13 +49,18 @@ def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
 
 
 def checksum(message: Tensor) -> Tensor:
-    """zlib's CRC-32 of the bytes, as a tensor of four bytes."""
+    """zlib's CRC-32 of the bytes, as a tensor of four bytes; of each row where there are several."""
     return implementation("checksum", message.device.type)(message)  # type: ignore[no-any-return]
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """out[positions] += alpha * values, for positions that differ from each other."""
     return implementation("add_at_", out.device.type)(out, positions, values, alpha)  # type: ignore[no-any-return]
+
+
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """`add_at_` of several ascending positions and their values, one after the other."""
+    return implementation("add_each_at_", out.device.type)(out, positions, values, alpha)  # type: ignore[no-any-return]
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

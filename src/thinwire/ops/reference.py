@@ -122,12 +122,12 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
     return (bits << torch.arange(width, device=packed.device)).sum(1)
 
 
-def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place."""
     marks = torch.zeros(length, dtype=torch.bool, device=positions.device)
     marks[(positions >> width) + torch.arange(positions.numel(), device=positions.device)] = True
     low = pack_codes(positions & ((1 << width) - 1), width) if width else marks.new_empty(0, dtype=torch.uint8)
-    return torch.cat([low, pack_bits(marks)])
+    return low, pack_bits(marks)
 
 
 def unpack_positions(
@@ -147,6 +147,13 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
     return out.index_add_(0, positions, values, alpha=alpha)
 
 
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """`add_at_` of several ascending positions and their values, one after the other."""
+    for places, entries in zip(positions, values, strict=True):
+        add_at_(out, places, entries, alpha)
+    return out
+
+
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """The place of the first piece that holds NaN or infinity, or -1."""
     finite = torch.isfinite(x)
@@ -155,6 +162,8 @@ def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
 
 
 def checksum(message: Tensor) -> Tensor:
-    """zlib's CRC-32 of the bytes, as a tensor of four bytes, little-endian."""
+    """zlib's CRC-32 of the bytes, as a tensor of four bytes, little-endian; of each row where there are several."""
+    if message.dim() > 1:
+        return torch.stack([checksum(row) for row in message])
     number = zlib.crc32(message.cpu().numpy())  # type: ignore[arg-type]  # an array is a buffer from Python 3.12 on
     return torch.frombuffer(bytearray(number.to_bytes(4, "little")), dtype=torch.uint8).to(message.device)

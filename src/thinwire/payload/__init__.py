@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from thinwire.errors import WireError
 from thinwire.layout import Layout
-from thinwire.ops import Key
+from thinwire.ops import Key, add_each_at_
 from thinwire.payload.base import Payload as Payload
 from thinwire.payload.blocks import Levels as Levels
 from thinwire.payload.blocks import Signs as Signs
@@ -38,6 +41,21 @@ def pack_payload(payload: Payload) -> Tensor:
 def unpack_payload(reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Payload:
     """The payload that `pack_payload` wrote for this layout and key."""
     return format_of_tag(*reader.fields("B")).unpack(reader, layout, key, dtype)
+
+
+def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> Sequence[Payload]:
+    """Every rank's payload, where all have the same fields."""
+    return format_of_tag(*reader.fields("B")).unpack_all(reader, layout, key, dtype)
+
+
+def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
+    """out += alpha * each decoded payload, in their order, in place."""
+    if all(isinstance(payload, Sparse | Masked) for payload in payloads):
+        sparse = cast(Sequence[Sparse], payloads)
+        return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)
+    for payload in payloads:
+        payload.add_to(out, alpha)
+    return out
 
 
 def format_of_tag(tag: int) -> type[Payload]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload.message import Chunk
-from thinwire.payload.reader import Reader
+from thinwire.payload.reader import LateReader, Reader
 
 
 class Payload(ABC):
@@ -36,6 +36,11 @@ class Payload(ABC):
     @abstractmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         """The payload that was packed for this layout, by a sender whose shared key is `key.shared()`."""
+
+    @classmethod
+    def unpack_all(cls, reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> list[Self]:
+        """The payloads of all ranks: one after the other, unless a format reads them together."""
+        return reader.each(lambda row: cls.unpack(row, layout, key, dtype))
 
     def decode(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """The decoded vector."""

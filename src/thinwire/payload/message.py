@@ -29,6 +29,11 @@ def size(chunks: Sequence[Chunk]) -> int:
     return sum(len(chunk) if isinstance(chunk, bytes) else chunk.numel() for chunk in chunks)
 
 
+def padding(chunks: Sequence[Chunk]) -> bytes:
+    """Zeros that fill up the last word of four bytes: words at their natural places are read faster."""
+    return bytes(-size(chunks) % 4)
+
+
 def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
     """The chunks as one message on a device."""
     tensors = [_on_device(chunk, device) if isinstance(chunk, bytes) else chunk.to(device) for chunk in chunks]

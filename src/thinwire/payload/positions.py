@@ -11,12 +11,14 @@ Bitmap (above). One bit for each number; the size is known beforehand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from thinwire import ops
 from thinwire.payload.message import Chunk, fields
-from thinwire.payload.reader import Reader
+from thinwire.payload.reader import LateReader, Reader
 
 
 def is_bitmap(numel: int, count: int) -> bool:
@@ -48,12 +50,12 @@ def pack_positions(positions: Tensor, numel: int) -> list[Chunk]:
         return [ops.pack_bits(marks)]
     width = low_width(numel, count)
     if not size_varies(numel, count):
-        return [ops.pack_positions(positions, width, bitmap_length(numel, count))]
+        return [*ops.pack_positions(positions, width, bitmap_length(numel, count))]
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
     quotients = (gaps >> width).cumsum(0)
     length = int(quotients[-1]) + count
     code = ops.pack_positions((quotients << width) | (gaps & ((1 << width) - 1)), width, length)
-    return [fields(_length_field(numel), length), code]
+    return [fields(_length_field(numel), length), *code]
 
 
 def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
@@ -68,6 +70,13 @@ def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
     reader.require(marks == count, _MARKS, marks, count)
     reader.require(ascending, _ORDER, numel)
     return positions
+
+
+def unpack_all_positions(reader: LateReader, numel: int, count: int) -> Sequence[Tensor]:
+    """Every rank's positions, of a code whose size is known."""
+    if is_bitmap(numel, count):
+        return reader.each(lambda row: _from_bitmap(row, numel, count))
+    return list(unpack_positions(reader, numel, count))
 
 
 _MARKS = "position map holds {} marks where {} were announced"

@@ -14,8 +14,8 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, add_at_, randk_indices
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields
-from thinwire.payload.positions import pack_positions, size_varies, unpack_positions
-from thinwire.payload.reader import Reader
+from thinwire.payload.positions import pack_positions, size_varies, unpack_all_positions, unpack_positions
+from thinwire.payload.reader import LateReader, Reader
 from thinwire.payload.values import ValueFormat, format_of_tag
 
 
@@ -68,6 +68,24 @@ class Sparse(Payload):
         values = written.unpack(reader, positions, layout, dtype)
         return cls(positions, values, layout, written, counted=True)
 
+    @classmethod
+    def unpack_all(cls, reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> list[Self]:
+        tag, count = reader.fields("BI")
+        written = format_of_tag(tag)
+        positions = unpack_all_positions(reader, layout.numel, count)
+        values = _unpack_all_values(reader, written, positions, layout, dtype)
+        return [cls(p, v, layout, written, counted=True) for p, v in zip(positions, values, strict=True)]
+
+
+def _unpack_all_values(
+    reader: LateReader, written: ValueFormat, positions: Sequence[Tensor], layout: Layout, dtype: torch.dtype
+) -> Sequence[Tensor]:
+    """Every rank's values, together where they stand as they are."""
+    if written.lossless:
+        return list(reader.numbers(positions[0].numel(), dtype))
+    rank = iter(positions)
+    return reader.each(lambda row: written.unpack(row, next(rank), layout, dtype))
+
 
 @dataclass(frozen=True, eq=False)
 class Masked(Payload):
@@ -117,3 +135,11 @@ class Masked(Payload):
         positions = cls.draw(layout, counts, key, reader.message.device)
         values = written.unpack(reader, positions, layout, dtype)
         return cls(positions, values, layout, tuple(counts), written)
+
+    @classmethod
+    def unpack_all(cls, reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> list[Self]:
+        tag, *counts = reader.fields(f"B{len(layout.pieces)}I")
+        written = format_of_tag(tag)
+        positions = [cls.draw(layout, counts, key, reader.message.device)] * len(reader.messages)
+        values = _unpack_all_values(reader, written, positions, layout, dtype)
+        return [cls(p, v, layout, tuple(counts), written) for p, v in zip(positions, values, strict=True)]

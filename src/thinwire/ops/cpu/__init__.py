@@ -51,13 +51,12 @@ def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequ
     return _select(kernels.DIFFERENCE, local, target, layout, counts, None)
 
 
-def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """See `reference.pack_positions`."""
-    low_bytes = (positions.numel() * width + 7) // 8
-    packed = torch.zeros(low_bytes + (length + 7) // 8, dtype=torch.uint8)
-    array = packed.numpy()
-    wire.pack(positions.numpy(), width, array[:low_bytes], array[low_bytes:])
-    return packed
+    low = torch.empty((positions.numel() * width + 7) // 8, dtype=torch.uint8)
+    bitmap = torch.zeros((length + 7) // 8, dtype=torch.uint8)
+    wire.pack(positions.numpy(), width, low.numpy(), bitmap.numpy())
+    return low, bitmap
 
 
 def unpack_positions(
@@ -87,6 +86,13 @@ def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     if first is None:
         return torch.tensor(-1)
     return torch.tensor(next(i for i, piece in enumerate(layout.pieces) if first < piece.part.stop))
+
+
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """See `reference.add_each_at_`."""
+    for places, entries in zip(positions, values, strict=True):
+        add_at_(out, places, entries, alpha)
+    return out
 
 
 class _Pieces:

@@ -46,6 +46,13 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
     return wire.add_at_(out, positions, values, alpha)
 
 
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """See `reference.add_each_at_`."""
+    if out.dtype != torch.float32:
+        return reference.add_each_at_(out, positions, values, alpha)
+    return wire.add_each_at_(out, positions, values, alpha)
+
+
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """See `reference.first_nonfinite`."""
     return reference.first_nonfinite(x, layout) if x.dtype == torch.float64 else wire.first_nonfinite(x, layout)

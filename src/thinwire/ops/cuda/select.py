@@ -18,8 +18,12 @@ from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMP
 
 WARPS = 8
 """Of 32 threads each, for a tile of the one pass."""
+BLOCK = 1024
+"""Candidates of one program."""
+WORDS = 512
+"""Words of the map of bits that one program spreads."""
 PROGRAMS = 1056
-"""Programs of a kernel that seldom has anything to do: eight for each multiprocessor of an H200."""
+"""Programs that walk over all tiles after a failure: eight for each multiprocessor of an H200."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Tables:
     tiles: Tensor
     """The first and the last piece of each tile."""
     total: int
-    room: int
-    """Slots of a tile: about twice as many as candidates are expected."""
+    capacity: int
+    """Room for candidates: half as many again as are expected."""
 
     @property
     def pieces(self) -> int:
@@ -52,15 +56,21 @@ def tables(layout: Layout, counts: tuple[int, ...], device: torch.device) -> Tab
     tile = np.arange(0, layout.numel, TILE)
     last = np.minimum(tile + TILE, layout.numel) - 1
     ends = np.stack([np.searchsorted(starts, place, side="right") - 1 for place in (tile, last)], 1)
-    total = sum(k for _, k in filled)
-    expected = 1.5 * TILE * total / max(1, layout.numel)
     return Tables(
         torch.from_numpy(starts).to(device),
         torch.tensor([k for _, k in filled], dtype=torch.int64, device=device),
         torch.from_numpy(ends.astype(np.int32)).to(device),
-        total,
-        min(TILE // 4, triton.next_power_of_2(int(2 * expected + 32))),
+        sum(k for _, k in filled),
+        min(layout.numel, 4096 + sum(_candidates(piece.numel, k) for piece, k in filled)),
     )
+
+
+def _candidates(numel: int, k: int) -> int:
+    """Half as many again as should reach the floor that `sample` estimates for a piece."""
+    size = min(numel, SAMPLE)
+    expected = size * k / numel
+    rank = k if numel <= SAMPLE else expected + 4 * expected**0.5 + 3
+    return min(numel, int(1.5 * numel * rank / size) + 64)
 
 
 def on_device(numbers: Sequence[float], device: torch.device) -> Tensor:
@@ -93,15 +103,16 @@ class _Selection:
     def __init__(self, kind: int, a: Tensor, b: Tensor, table: Tables, scales: Tensor | None) -> None:
         self.kind, self.a, self.b, self.table, self.scales = kind, a, b, table, scales
         self.again = PLAIN if kind == MEMORY else kind
-        pieces, number, device = table.pieces, table.number, a.device
-        self.zeroed = torch.zeros(pieces * (BINS + 1) + 4, dtype=torch.int32, device=device)
-        self.histogram, self.failed = self.zeroed[: pieces * BINS], self.zeroed[pieces * BINS : -4]
-        self.failure, *self.open = (self.zeroed[i : i + 1] for i in range(-4, -1))
-        fields = torch.empty(5, pieces, dtype=torch.int32, device=device)
-        self.floors, self.shifts, self.spans, self.wanted, self.ties = fields
-        self.found = torch.empty(number, dtype=torch.int32, device=device)
-        self.places = torch.empty(number * table.room, dtype=torch.int16, device=device)
-        self.entries = torch.empty(number * table.room, dtype=a.dtype, device=device)
+        self.blocks: int = triton.cdiv(table.capacity, BLOCK)
+        pieces, device = table.pieces, a.device
+        zeroed = torch.zeros(pieces * BINS + 4, dtype=torch.int32, device=device)
+        self.histogram, self.failure, *self.open = zeroed.split([pieces * BINS, 1, 1, 1, 1])
+        self.floors, self.shifts, self.spans, self.wanted, self.ties = torch.empty(
+            5, pieces, dtype=torch.int32, device=device
+        )
+        self.places = torch.empty(table.capacity, dtype=torch.int64, device=device)
+        self.entries = torch.empty(table.capacity, dtype=a.dtype, device=device)
+        self.owners = torch.empty(table.capacity, dtype=torch.int32, device=device)
 
     def run(self, positions: Tensor, values: Tensor) -> None:
         self._collect()
@@ -109,16 +120,26 @@ class _Selection:
         self._place(positions, values)
 
     def _collect(self) -> None:
+        """The one pass, and the candidates it found."""
         table, scales = self.table, self.scales if self.scales is not None else self.table.counts
         scaled = self.scales is not None
         kernels.sample[(table.pieces,)](
-            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.wanted, self.kind,
-            scaled, SAMPLE, 8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
+            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.kind, scaled, SAMPLE,
+            8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
+        words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=self.a.device)
+        found = torch.empty(table.number, dtype=torch.int64, device=self.a.device)
         kernels.collect[(table.number,)](
-            self.a, self.b, self.a.numel(), scales, table.starts, table.tiles, self.floors, self.shifts,
-            self.histogram, self.found, self.places, self.entries, self.kind, scaled, table.room, TILE, BINS,
-            num_warps=WARPS, enable_fp_fusion=False,
+            self.a, self.b, self.a.numel(), scales, table.starts, table.tiles, self.floors, words, found, self.kind,
+            scaled, TILE, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        self.reached = found.cumsum(0)
+        kernels.spread[(triton.cdiv(words.numel(), WORDS),)](
+            words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=4
+        )
+        kernels.weigh[(self.blocks,)](
+            self.a, self.b, table.starts, table.pieces, self.reached, table.number, table.capacity, self.floors,
+            self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, BLOCK, BINS, num_warps=4,
         )  # fmt: skip
 
     def _narrow(self) -> None:
@@ -126,42 +147,45 @@ class _Selection:
         table = self.table
         self._pick(self.open[0], opening=True)
         kernels.recount[(min(PROGRAMS, table.number),)](
-            self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.failed, self.failure,
-            self.histogram, self.found, self.again, table.room, TILE, BINS, WIDEST, num_warps=8,
+            self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.failure, self.histogram,
+            self.again, TILE, BINS, WIDEST, num_warps=8,
         )  # fmt: skip
         self._pick(self.open[0], retry=True)
-        self._refine(self.open[0], table.number)
-        self._pick(self.open[1])
-        self._refine(self.open[1], PROGRAMS)
-        self._pick(self.open[1])
+        for still_open, next_open in (self.open[:2], self.open[1:]):
+            kernels.refine[(self._programs,)](
+                *self._found, self.floors, self.shifts, self.spans, self.failure, still_open, self.histogram,
+                self.again, BLOCK, TILE, BINS, num_warps=4,
+            )  # fmt: skip
+            self._pick(next_open)
+
+    @property
+    def _programs(self) -> int:
+        return max(self.blocks, min(PROGRAMS, self.table.number))
+
+    @property
+    def _found(self) -> tuple[Any, ...]:
+        table = self.table
+        return (
+            self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.reached, self.places,
+            self.entries, self.owners,
+        )  # fmt: skip
 
     def _pick(self, still_open: Tensor, *, retry: bool = False, opening: bool = False) -> None:
         kernels.pick[(self.table.pieces,)](
-            self.histogram, self.floors, self.shifts, self.spans, self.wanted, self.ties, self.failed, self.failure,
-            still_open, retry, opening, BINS, WIDEST, num_warps=8,
-        )  # fmt: skip
-
-    def _refine(self, still_open: Tensor, programs: int) -> None:
-        table = self.table
-        kernels.refine[(min(programs, table.number),)](
-            self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.found, self.places,
-            self.entries, self.floors, self.shifts, self.spans, still_open, self.histogram, self.again, table.room,
-            TILE, BINS, num_warps=4,
+            self.histogram, self.table.counts, self.floors, self.shifts, self.spans, self.wanted, self.ties,
+            self.failure, still_open, retry, opening, BINS, WIDEST, num_warps=8,
         )  # fmt: skip
 
     def _place(self, positions: Tensor, values: Tensor) -> None:
-        table = self.table
-        tallies = torch.empty(table.number, dtype=torch.int64, device=self.a.device)
-        shared: tuple[Any, ...] = (
-            self.a, self.b, self.a.numel(), table.starts, table.tiles, self.found, self.places, self.entries,
-            self.floors,
-        )  # fmt: skip
-        kernels.count[(table.number,)](*shared, tallies, self.again, table.room, TILE, num_warps=4)
+        """The winners in order: what stands before each block and before each piece says where they begin."""
+        tallies = torch.zeros(max(self.blocks, self.table.number), dtype=torch.int64, device=self.a.device)
+        kernels.count[(self._programs,)](
+            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=4
+        )
         ties = self.wanted.to(torch.int64) + (self.ties.to(torch.int64) << 32)
-        before = ties.cumsum(0) - ties
-        kernels.place[(table.number,)](
-            *shared, self.wanted, before, tallies.cumsum(0), positions, values, self.kind, self.again, table.room,
-            TILE, num_warps=4, enable_fp_fusion=False,
+        kernels.place[(self._programs,)](
+            *self._found, self.failure, self.floors, self.wanted, ties.cumsum(0) - ties, tallies.cumsum(0) - tallies,
+            self.blocks, positions, values, self.kind, self.again, BLOCK, TILE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -1,15 +1,16 @@
 """Exact top-k on a GPU in one pass over memory, in Triton: the same way as on the CPU, without waiting for the host.
 
-`sample` estimates a low floor for each piece; `collect` computes the vector (e <- r e + v, or target - local), keeps
-every entry at or above its piece's floor in the slots of its tile, and counts magnitudes in a histogram; `pick` and
-`refine` narrow the histogram until it holds the exact k-th magnitude; `count` and `place` write the winners in order.
-Magnitudes are compared as integers: for floats of one sign the order of the bits is the order of the numbers.
+`sample` estimates a low floor for each piece. `collect` is the one pass: it computes the vector (e <- r e + v, or
+target - local) and notes in a map of bits which entries reach their piece's floor. `spread` turns the map into the
+candidates' places, in order; `weigh` counts their magnitudes in a histogram; `pick` and `refine` narrow it down to the
+exact k-th magnitude; `count` and `place` write the winners in order. Magnitudes are compared as integers: for floats of
+one sign the order of the bits is the order of the numbers.
 
-A tile whose candidates do not fit its slots, or whose piece the sample misjudged, is read again from memory wherever
-its candidates are asked for. Only integers are added atomically, so every run gives the same bits.
+Where the sample misjudged a piece, or there are more candidates than room (many equal numbers), the same kernels read
+whole tiles of the vector in place of candidates. Only integers are added atomically, so every run gives the same bits.
 
-Bytes moved for each number: memory step 12 (read e, read v, write e), difference 8, plain 4; and for each candidate
-some 30 more.
+Bytes moved for each number: memory step 12 1/8 (read e, read v, write e; a bit), difference 8 1/8, plain 4 1/8; and
+for each candidate some 100 more, most of them the sectors of 32 bytes around a winner that is taken out of e.
 """
 
 from __future__ import annotations
@@ -43,23 +44,29 @@ def _piece_of(i, first, last, starts):
 
 
 @triton.jit
-def _of_piece(table, piece, first, last):
-    """The table's number for each place's piece: one scalar load where a tile lies in one piece."""
-    value = piece * 0 + tl.load(table + first)
-    if first != last:
-        value = tl.load(table + piece)
-    return value
+def _popcount(x):
+    """Bits set in each word of 32."""
+    x = x.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _load(pointer, inside):
+    return tl.load(pointer) if inside is None else tl.load(pointer, mask=inside, other=0.0)
 
 
 @triton.jit
 def _entry(a, b, i, inside, ratio, kind: tl.constexpr, scaled: tl.constexpr):
-    x = tl.load(a + i, mask=inside, other=0.0)
+    x = _load(a + i, inside)
     if kind == 0:
         if scaled:
             x = ratio * x
-        x = x + tl.load(b + i, mask=inside, other=0.0)
+        x = x + _load(b + i, inside)
     if kind == 1:
-        x = tl.load(b + i, mask=inside, other=0.0) - x
+        x = _load(b + i, inside) - x
     return x
 
 
@@ -69,24 +76,8 @@ def _magnitude(x):
 
 
 @triton.jit
-def _from_memory(t, a, b, numel, again: tl.constexpr, TILE: tl.constexpr):
-    """All entries of a tile, their places, and which of them exist."""
-    i = t.to(tl.int64) * TILE + tl.arange(0, TILE)
-    return _entry(a, b, i, i < numel, 1.0, again, False), i, i < numel
-
-
-@triton.jit
-def _from_slots(t, n, places, entries, ROOM: tl.constexpr, TILE: tl.constexpr):
-    """The candidates of a tile, their places, and which slots hold one."""
-    slot = tl.arange(0, ROOM)
-    x = tl.load(entries + t.to(tl.int64) * ROOM + slot, mask=slot < n, other=0.0)
-    place = tl.load(places + t.to(tl.int64) * ROOM + slot, mask=slot < n, other=0)
-    return x, t.to(tl.int64) * TILE + place, slot < n
-
-
-@triton.jit
 def sample(
-    a, b, ratios, starts, counts, floors, shifts, wanted, kind: tl.constexpr,
+    a, b, ratios, starts, counts, floors, shifts, kind: tl.constexpr,
     scaled: tl.constexpr, SAMPLE: tl.constexpr, RUN: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
 ):  # fmt: skip
     """For each piece a magnitude that slightly more than k numbers should reach, and the width of its bins.
@@ -123,190 +114,267 @@ def sample(
         shift += ((span >> s) >= BINS - 1).to(tl.int32)
     tl.store(floors + p, low)
     tl.store(shifts + p, shift)
-    tl.store(wanted + p, k.to(tl.int32))
 
 
 @triton.jit
-def _add_to_histogram(histogram, piece, bins, chosen, many, first, last, BINS: tl.constexpr):
-    """Count bins of pieces: one by one, or where there are many of one piece, gathered within the tile first."""
-    if many & (first == last):
-        gathered = tl.histogram(bins, BINS, mask=chosen)
-        tl.atomic_add(histogram + first * BINS + tl.arange(0, BINS), gathered, mask=gathered > 0)
-    else:
-        tl.atomic_add(histogram + piece * BINS + bins, bins * 0 + 1, mask=chosen)
+def _note(t, m, inside, floor, words, found, TILE: tl.constexpr):
+    """One bit for each entry that reaches the floor, and how many of them the tile has."""
+    row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
+    bits = tl.sum((inside & (m >= floor)).to(tl.int32) << column[None, :], 1)
+    tl.store(words + t.to(tl.int64) * (TILE // 32) + row, bits)
+    tl.store(found + t, tl.sum(_popcount(bits)).to(tl.int64))
 
 
 @triton.jit
-def collect(
-    a, b, numel, ratios, starts, tiles, floors, shifts, histogram,
-    found, places, entries, kind: tl.constexpr, scaled: tl.constexpr, ROOM: tl.constexpr,
-    TILE: tl.constexpr, BINS: tl.constexpr,
+def _collect_inner(
+    t, p, a, b, ratios, floors, words, found, kind: tl.constexpr, scaled: tl.constexpr, TILE: tl.constexpr
+):
+    """A whole tile of one piece: no masks, so that loads are 16 bytes wide."""
+    offset = tl.arange(0, TILE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    a += t.to(tl.int64) * TILE
+    ratio = 1.0
+    if scaled:
+        ratio = tl.load(ratios + p)
+    x = _entry(a, b + t.to(tl.int64) * TILE, offset, None, ratio, kind, scaled)
+    if kind == 0:
+        tl.store(a + offset, x)
+    _note(t, _magnitude(x), True, tl.load(floors + p), words, found, TILE)
+
+
+@triton.jit
+def _collect_edge(
+    t, first, last, a, b, numel, ratios, starts, floors, words, found,
+    kind: tl.constexpr, scaled: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The one pass: compute, keep what reaches the floor in the tile's slots, count it in the piece's histogram."""
-    t = tl.program_id(0)
-    i = t.to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = i < numel
-    first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+    """A tile that holds several pieces, or the end of the vector."""
+    offset = tl.arange(0, TILE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    i = t.to(tl.int64) * TILE + offset
     piece = _piece_of(i, first, last, starts)
     ratio = 1.0
     if scaled:
-        ratio = _of_piece(ratios, piece, first, last)
-    x = _entry(a, b, i, inside, ratio, kind, scaled)
+        ratio = tl.load(ratios + piece)
+    x = _entry(a, b, i, i < numel, ratio, kind, scaled)
     if kind == 0:
-        tl.store(a + i, x, mask=inside)
-    m = _magnitude(x)
-    floor = _of_piece(floors, piece, first, last)
-    hit = inside & (m >= floor)
-    n = tl.sum(hit.to(tl.int32))
-    tl.store(found + t, n)
-    if n > 0:
-        bins = tl.minimum((m - floor) >> _of_piece(shifts, piece, first, last), BINS - 1)
-        _add_to_histogram(histogram, piece, bins, hit, n > ROOM, first, last, BINS)
-        if n <= ROOM:
-            slot = t.to(tl.int64) * ROOM + tl.cumsum(hit.to(tl.int32)) - 1
-            tl.store(places + slot, (i - t.to(tl.int64) * TILE).to(tl.int16), mask=hit)
-            tl.store(entries + slot, x, mask=hit)
+        tl.store(a + i, x, mask=i < numel)
+    _note(t, _magnitude(x), i < numel, tl.load(floors + piece), words, found, TILE)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def collect(
+    a, b, numel, ratios, starts, tiles, floors, words, found,
+    kind: tl.constexpr, scaled: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The one pass: compute, and note which entries reach the floor."""
+    t = tl.program_id(0)
+    first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+    if (first == last) & ((t + 1).to(tl.int64) * TILE <= numel):
+        _collect_inner(t, first, a, b, ratios, floors, words, found, kind, scaled, TILE)
+    else:
+        _collect_edge(t, first, last, a, b, numel, ratios, starts, floors, words, found, kind, scaled, TILE)
+
+
+@triton.jit(do_not_specialize=["number", "tiles", "capacity"])
+def spread(words, number, reached, tiles, places, capacity, WORDS: tl.constexpr, TILE: tl.constexpr):
+    """The places of the set bits, in order; nothing where there is no room for all. `reached` has the running sums."""
+    if tl.load(reached + tiles - 1) <= capacity:
+        g = tl.program_id(0)
+        w = g.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+        left = tl.load(words + w, mask=w < number, other=0)
+        bits = _popcount(left)
+        slot = tl.cumsum(bits) - bits + w * 0
+        earlier = g * (WORDS * 32 // TILE)
+        if earlier > 0:
+            slot += tl.load(reached + earlier - 1)
+        while tl.sum((left != 0).to(tl.int32)) > 0:
+            lowest = left & -left
+            tl.store(places + slot, w * 32 + _popcount(lowest - 1), mask=left != 0)
+            slot += 1
+            left ^= lowest
+
+
+@triton.jit
+def _add_to_histogram(histogram, piece, bins, chosen, BINS: tl.constexpr):
+    tl.atomic_add(histogram + piece * BINS + bins, bins * 0 + 1, mask=chosen)
+
+
+@triton.jit(do_not_specialize=["pieces", "tiles", "capacity"])  # with a constant 1 for pieces Triton 3.6 fails to compile
+def weigh(
+    a, b, starts, pieces, reached, tiles, capacity, floors, shifts, histogram, places, entries, owners,
+    again: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Each candidate's entry and piece, and the histogram of magnitudes above the floor."""
+    total = tl.load(reached + tiles - 1)
+    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (c < total) & (total <= capacity)
+    i = tl.load(places + c, mask=inside, other=0)
+    x = _entry(a, b, i, inside, 1.0, again, False)
+    piece = _piece_of(i, 0, pieces - 1, starts)
+    tl.store(entries + c, x, mask=inside)
+    tl.store(owners + c, piece, mask=inside)
+    bins = (_magnitude(x) - tl.load(floors + piece)) >> tl.load(shifts + piece)
+    _add_to_histogram(histogram, piece, tl.minimum(bins, BINS - 1), inside, BINS)
 
 
 @triton.jit
 def pick(
-    histogram, floors, shifts, spans, wanted, ties, failed, failure, open,
+    histogram, counts, floors, shifts, spans, wanted, ties, failure, open,
     retry: tl.constexpr, opening: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
 ):  # fmt: skip
     """For each piece the bin that holds the k-th magnitude: it becomes the range that the next histogram cuts finer.
 
-    `opening`: the histogram of the first pass, which a misjudged sample can leave without the k-th magnitude: such a
-    piece is marked as failed, to be counted anew over all magnitudes. `retry`: only the failed pieces.
-    `failure` says that some piece failed, `open` that some range still holds more than one magnitude.
+    `opening`: the histogram of the candidates, which a misjudged sample can leave without the k-th magnitude: then
+    `failure` is set, and `retry` starts again from the histogram of all magnitudes. `open` says that some range still
+    holds more than one magnitude.
     """
     p = tl.program_id(0)
-    bad = tl.load(failed + p)
-    shift = tl.load(shifts + p)
     work = True
     if retry:
-        work = bad != 0
+        work = tl.load(failure) != 0
     elif not opening:
         work = tl.load(spans + p) >= 0
     if work:
         j = tl.arange(0, BINS)
         row = histogram + p * BINS + j
-        counts = tl.load(row)
-        tl.store(row, counts * 0)
-        need = tl.load(wanted + p)
-        reach = tl.cumsum(counts, 0, reverse=True)
+        numbers = tl.load(row)
+        tl.store(row, numbers * 0)
+        need, floor, shift = tl.load(wanted + p), tl.load(floors + p), tl.load(shifts + p)
+        if opening or retry:
+            need = tl.load(counts + p).to(tl.int32)
+        if retry:
+            floor, shift = floor * 0, shift * 0 + WIDEST
+        reach = tl.cumsum(numbers, 0, reverse=True)
         best = tl.sum((reach >= need).to(tl.int32)) - 1
-        wrong = best < 0
-        if opening:
-            wrong = (best < 0) | ((best == BINS - 1) & (shift < WIDEST))
-        if wrong:
-            tl.store(failed + p, 1)
-            tl.store(floors + p, 0)
-            tl.store(shifts + p, WIDEST)
-            tl.store(spans + p, -1)
+        if opening and (best < 0) | ((best == BINS - 1) & (shift < WIDEST)):
             tl.atomic_max(failure, 1)
-        else:
-            above = tl.sum(tl.where(j == best, reach - counts, 0))
-            tl.store(ties + p, tl.sum(tl.where(j == best, counts, 0)))
-            tl.store(wanted + p, need - above)
-            tl.store(floors + p, tl.load(floors + p) + (best << shift))
-            tl.store(spans + p, tl.where(shift > 0, shift, -1))
-            tl.store(shifts + p, tl.maximum(shift - 11, 0))
-            if shift > 0:
-                tl.atomic_max(open, 1)
+        above = tl.sum(tl.where(j == best, reach - numbers, 0))
+        tl.store(ties + p, tl.sum(tl.where(j == best, numbers, 0)))
+        tl.store(wanted + p, need - above)
+        tl.store(floors + p, floor + (best << shift))
+        tl.store(spans + p, tl.where(shift > 0, shift, -1))
+        tl.store(shifts + p, tl.maximum(shift - 11, 0))
+        if shift > 0:
+            tl.atomic_max(open, 1)
 
 
 @triton.jit
+def _tile(t, a, b, numel, tiles, starts, again: tl.constexpr, TILE: tl.constexpr):
+    """All entries of a tile, their places and pieces, and which of them exist."""
+    i = t.to(tl.int64) * TILE + tl.arange(0, TILE)
+    first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+    return _entry(a, b, i, i < numel, 1.0, again, False), i, _piece_of(i, first, last, starts), i < numel
+
+
+@triton.jit
+def _candidates(c, total, places, entries, owners):
+    """Candidates, their places and pieces, and which of them exist."""
+    x = tl.load(entries + c, mask=c < total, other=0.0)
+    i = tl.load(places + c, mask=c < total, other=0)
+    return x, i, tl.load(owners + c, mask=c < total, other=0), c < total
+
+
+@triton.jit
+def _gathered(histogram, piece, bins, chosen, first, last, BINS: tl.constexpr):
+    """Count the bins of a whole tile: within the tile first, or equal numbers would all wait for one address."""
+    if first == last:
+        numbers = tl.histogram(bins, BINS, mask=chosen)
+        tl.atomic_add(histogram + first * BINS + tl.arange(0, BINS), numbers, mask=numbers > 0)
+    else:
+        _add_to_histogram(histogram, piece, bins, chosen, BINS)
+
+
+@triton.jit(do_not_specialize=["numel", "number"])
 def recount(
-    a, b, numel, starts, tiles, number, failed, failure, histogram,
-    found, again: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
+    a, b, numel, starts, tiles, number, failure, histogram,
+    again: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
 ):  # fmt: skip
-    """Count all magnitudes of the failed pieces, and have their tiles read from memory from now on."""
+    """After a failure: the histogram of all magnitudes."""
     if tl.load(failure) != 0:
         t = tl.program_id(0)
         while t < number:
-            i = t.to(tl.int64) * TILE + tl.arange(0, TILE)
+            x, _, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
             first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
-            piece = _piece_of(i, first, last, starts)
-            chosen = (i < numel) & (_of_piece(failed, piece, first, last) != 0)
-            if tl.sum(chosen.to(tl.int32)) > 0:
-                m = _magnitude(_entry(a, b, i, chosen, 1.0, again, False))
-                _add_to_histogram(histogram, piece, m >> WIDEST, chosen, True, first, last, BINS)
-                tl.store(found + t, ROOM + 1)
+            _gathered(histogram, piece, _magnitude(x) >> WIDEST, inside, first, last, BINS)
             t += tl.num_programs(0)
 
 
 @triton.jit
-def _refine_by(
-    x, i, inside, first, last, starts, floors, shifts, spans,
-    histogram, many: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
-    piece = _piece_of(i, first, last, starts)
-    span = _of_piece(spans, piece, first, last)
-    over = _magnitude(x) - _of_piece(floors, piece, first, last)
+def _in_range(x, piece, inside, floors, shifts, spans):
+    """Which entries lie in their piece's range, and in which of its bins."""
+    span = tl.load(spans + piece)
+    over = _magnitude(x) - tl.load(floors + piece)
     chosen = inside & (span >= 0) & (over >= 0) & ((over >> tl.maximum(span, 0)) == 0)
-    bins = tl.where(chosen, over >> _of_piece(shifts, piece, first, last), 0)
-    _add_to_histogram(histogram, piece, bins, chosen, many, first, last, BINS)
+    return tl.where(chosen, over >> tl.load(shifts + piece), 0), chosen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "number"])
 def refine(
-    a, b, numel, starts, tiles, number, found, places, entries, floors, shifts, spans, flag, histogram,
-    again: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    a, b, numel, starts, tiles, number, reached, places, entries, owners, floors, shifts, spans, failure, flag,
+    histogram, again: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Count the magnitudes inside each piece's range in finer bins."""
     if tl.load(flag) != 0:
         t = tl.program_id(0)
-        while t < number:
-            n = tl.load(found + t)
-            first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
-            if n > ROOM:
-                x, i, inside = _from_memory(t, a, b, numel, again, TILE)
-                _refine_by(x, i, inside, first, last, starts, floors, shifts, spans, histogram, True, BINS)
-            elif n > 0:
-                x, i, inside = _from_slots(t, n, places, entries, ROOM, TILE)
-                _refine_by(x, i, inside, first, last, starts, floors, shifts, spans, histogram, False, BINS)
-            t += tl.num_programs(0)
+        if tl.load(failure) != 0:
+            while t < number:
+                x, _, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
+                first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+                bins, chosen = _in_range(x, piece, inside, floors, shifts, spans)
+                _gathered(histogram, piece, bins, chosen, first, last, BINS)
+                t += tl.num_programs(0)
+        else:
+            _refine_candidates(
+                t, tl.load(reached + number - 1), places, entries, owners, floors, shifts, spans, histogram, BLOCK, BINS
+            )
 
 
 @triton.jit
-def _standing(x, i, inside, first, last, starts, kth):
-    """Which entries lie above their piece's k-th magnitude, which upon it, and their pieces."""
-    piece = _piece_of(i, first, last, starts)
-    over = _magnitude(x) - _of_piece(kth, piece, first, last)
-    return inside & (over > 0), inside & (over == 0), piece
+def _refine_candidates(
+    t, total, places, entries, owners, floors, shifts, spans, histogram, BLOCK: tl.constexpr, BINS: tl.constexpr
+):
+    c = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x, _, piece, inside = _candidates(c, total, places, entries, owners)
+    bins, chosen = _in_range(x, piece, inside, floors, shifts, spans)
+    _add_to_histogram(histogram, piece, bins, chosen, BINS)
 
 
 @triton.jit
-def _tally(x, i, inside, first, last, starts, kth):
-    above, upon, _ = _standing(x, i, inside, first, last, starts, kth)
-    return tl.sum(above.to(tl.int64)) + (tl.sum(upon.to(tl.int64)) << 32)
+def _tally(x, piece, inside, kth):
+    """How many entries lie above their piece's k-th magnitude (low half of the number) and upon it (high half)."""
+    over = _magnitude(x) - tl.load(kth + piece)
+    return tl.sum((inside & (over > 0)).to(tl.int64)) + (tl.sum((inside & (over == 0)).to(tl.int64)) << 32)
 
 
 @triton.jit
+def _tally_candidates(t, total, places, entries, owners, kth, BLOCK: tl.constexpr):
+    c = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x, _, piece, inside = _candidates(c, total, places, entries, owners)
+    return _tally(x, piece, inside, kth)
+
+
+@triton.jit(do_not_specialize=["numel", "number", "blocks"])
 def count(
-    a, b, numel, starts, tiles, found, places, entries, kth, tallies,
-    again: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    a, b, numel, starts, tiles, number, reached, places, entries, owners, failure, kth, tallies, blocks,
+    again: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """For each tile how many entries lie above the k-th magnitude (low half of the number) and upon it (high half)."""
+    """For each block of candidates, or after a failure for each tile, what lies above and upon the k-th magnitude."""
     t = tl.program_id(0)
-    n = tl.load(found + t)
-    first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
-    tally = t.to(tl.int64) * 0
-    if n > ROOM:
-        x, i, inside = _from_memory(t, a, b, numel, again, TILE)
-        tally = _tally(x, i, inside, first, last, starts, kth)
-    elif n > 0:
-        x, i, inside = _from_slots(t, n, places, entries, ROOM, TILE)
-        tally = _tally(x, i, inside, first, last, starts, kth)
-    tl.store(tallies + t, tally)
+    if tl.load(failure) != 0:
+        while t < number:
+            x, _, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
+            tl.store(tallies + t, _tally(x, piece, inside, kth))
+            t += tl.num_programs(0)
+    elif t < blocks:
+        tally = _tally_candidates(t, tl.load(reached + number - 1), places, entries, owners, kth, BLOCK)
+        tl.store(tallies + t, tally)
 
 
 @triton.jit
-def _place_by(x, i, inside, first, last, starts, kth, wanted, before, tally, a, positions, values, kind: tl.constexpr):
+def _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind: tl.constexpr):
     """Winners stand behind all winners before them: those above in order, and of ties the first in their piece."""
-    above, upon, piece = _standing(x, i, inside, first, last, starts, kth)
-    taken = _of_piece(wanted, piece, first, last).to(tl.int64)
-    earlier = _of_piece(before, piece, first, last)
+    over = _magnitude(x) - tl.load(kth + piece)
+    above, upon = inside & (over > 0), inside & (over == 0)
+    taken = tl.load(wanted + piece).to(tl.int64)
+    earlier = tl.load(before + piece)
     ups = (tally & 0xFFFFFFFF) + tl.cumsum(above.to(tl.int32)) - above.to(tl.int32)
     tie = (tally >> 32) - (earlier >> 32) + tl.cumsum(upon.to(tl.int32)) - upon.to(tl.int32)
     wins = above | (upon & (tie < taken))
@@ -320,24 +388,34 @@ def _place_by(x, i, inside, first, last, starts, kth, wanted, before, tally, a, 
 
 
 @triton.jit
+def _place_candidates(
+    t, total, places, entries, owners, kth, wanted, before, tally, a, positions, values,
+    kind: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x, i, piece, inside = _candidates(c, total, places, entries, owners)
+    _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind)
+
+
+@triton.jit(do_not_specialize=["numel", "number", "blocks"])
 def place(
-    a, b, numel, starts, tiles, found, places, entries, kth, wanted, before, tallies, positions, values,
-    kind: tl.constexpr, again: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    a, b, numel, starts, tiles, number, reached, places, entries, owners, failure, kth, wanted, before, tallies,
+    blocks, positions, values, kind: tl.constexpr, again: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the winners in order, and take them out of `a` (memory) or add them to it (difference).
 
-    tallies[t] has the counts of all tiles up to t and with it; before[p] the ties of all pieces before p: those that
+    tallies[t] has the counts of all blocks (or tiles) before t; before[p] the ties of all pieces before p: those that
     win in its low half, all of them in its high half.
     """
     t = tl.program_id(0)
-    n = tl.load(found + t)
-    first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
-    tally = t.to(tl.int64) * 0
-    if t > 0:
-        tally = tl.load(tallies + t - 1)
-    if n > ROOM:
-        x, i, inside = _from_memory(t, a, b, numel, again, TILE)
-        _place_by(x, i, inside, first, last, starts, kth, wanted, before, tally, a, positions, values, kind)
-    elif n > 0:
-        x, i, inside = _from_slots(t, n, places, entries, ROOM, TILE)
-        _place_by(x, i, inside, first, last, starts, kth, wanted, before, tally, a, positions, values, kind)
+    if tl.load(failure) != 0:
+        while t < number:
+            x, i, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
+            tally = tl.load(tallies + t)
+            _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind)
+            t += tl.num_programs(0)
+    elif t < blocks:
+        _place_candidates(
+            t, tl.load(reached + number - 1), places, entries, owners, kth, wanted, before, tl.load(tallies + t), a,
+            positions, values, kind, BLOCK,
+        )  # fmt: skip

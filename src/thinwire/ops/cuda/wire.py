@@ -5,6 +5,7 @@ All of them read and write each byte once; nothing makes the host wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -17,7 +18,7 @@ from thinwire.layout import Layout
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "number"])
 def _pack_low(positions, count, words, number, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Each word of 32 bits gathers the low parts that fall into it: the first begins at or before its first bit."""
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -31,7 +32,7 @@ def _pack_low(positions, count, words, number, WIDTH: tl.constexpr, BLOCK: tl.co
     tl.store(words + word, held.to(tl.int32), mask=word < number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _pack_high(positions, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """A mark at (position >> width) + place for each position."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -39,7 +40,7 @@ def _pack_high(positions, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     tl.atomic_or(words + (mark >> 5), (tl.full([BLOCK], 1, tl.int64) << (mark & 31)).to(tl.int32), mask=i < count)
 
 
-def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
+def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """See `reference.pack_positions`."""
     count, device = positions.numel(), positions.device
     low_bytes, high_bytes = (count * width + 7) // 8, (length + 7) // 8
@@ -49,10 +50,10 @@ def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:
         _pack_low[(triton.cdiv(low.numel(), BLOCK),)](positions, count, low, low.numel(), width, BLOCK)
     if count:
         _pack_high[(triton.cdiv(count, BLOCK),)](positions, count, high, width, BLOCK)
-    return torch.cat([low.view(torch.uint8)[:low_bytes], high.view(torch.uint8)[:high_bytes]])
+    return low.view(torch.uint8)[:low_bytes], high.view(torch.uint8)[:high_bytes]
 
 
-BITS = 4096
+BITS = 2048
 """Bits of the map that one program looks at."""
 
 
@@ -63,11 +64,12 @@ def _marks(bitmap, bit, length):
     return ((byte >> (bit & 7).to(tl.int32)) & 1) & inside.to(tl.int32)
 
 
-@triton.jit
-def _count_marks(bitmap, length, counts, BITS: tl.constexpr):
-    c = tl.program_id(0)
+@triton.jit(do_not_specialize=["stride", "length"])
+def _count_marks(bitmaps, stride, length, counts, BITS: tl.constexpr):
+    c, row = tl.program_id(0), tl.program_id(1)
     bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
-    tl.store(counts + c, tl.sum(_marks(bitmap, bit, length)).to(tl.int64))
+    marks = _marks(bitmaps + row.to(tl.int64) * stride, bit, length)
+    tl.store(counts + row * tl.num_programs(0) + c, tl.sum(marks).to(tl.int64))
 
 
 @triton.jit
@@ -82,52 +84,56 @@ def _low_part(low, low_bytes, i, chosen, WIDTH: tl.constexpr):
     return (held >> (start & 7)) & ((1 << WIDTH) - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low_stride", "low_bytes", "stride", "length", "count", "bound"])
 def _find_marks(
-    low, low_bytes, bitmap, length, count, bound, counts, positions, sound,
+    lows, low_stride, low_bytes, bitmaps, stride, length, count, bound, reached, positions, sound,
     WIDTH: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Positions from marks. Equal high parts are marks side by side: there the low parts must ascend."""
-    c = tl.program_id(0)
+    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    bitmap, low = bitmaps + row * stride, lows + row * low_stride
     bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
     mark = _marks(bitmap, bit, length)
     earlier = bit * 0
     if c > 0:
-        earlier = earlier + tl.load(counts + c - 1)
+        earlier = earlier + tl.load(reached + row * tl.num_programs(0) + c - 1)
     i = earlier + tl.cumsum(mark) - 1
     chosen = (mark != 0) & (i < count)
     low_part = bit * 0
     if WIDTH > 0:
         low_part = _low_part(low, low_bytes, i, chosen, WIDTH)
     position = ((bit - i) << WIDTH) | low_part
-    tl.store(positions + i, tl.minimum(position, bound - 1), mask=chosen)
+    tl.store(positions + row * count + i, tl.minimum(position, bound - 1), mask=chosen)
     beside = chosen & (_marks(bitmap, bit - 1, length) != 0)
     falls = beside
     if WIDTH > 0:
         falls = beside & (_low_part(low, low_bytes, i - 1, beside, WIDTH) >= low_part)
     wrong = falls | (chosen & (position >= bound))
     if tl.sum(wrong.to(tl.int32)) > 0:
-        tl.atomic_and(sound, 0)
+        tl.store(sound + row, 0)
 
 
 def unpack_positions(
     low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference.unpack_positions`."""
-    positions = torch.zeros(count, dtype=torch.int64, device=low.device)
-    programs = triton.cdiv(length, BITS)
-    counts = torch.zeros(max(1, programs), dtype=torch.int64, device=low.device)
-    sound = torch.ones(1, dtype=torch.int32, device=low.device)
-    if programs:
-        _count_marks[(programs,)](bitmap, length, counts, BITS, num_warps=4)
-        counts = counts.cumsum(0)
-        _find_marks[(programs,)](
-            low, low.numel(), bitmap, length, count, bound, counts, positions, sound, width, BITS, num_warps=8
-        )
-    return positions, counts[-1], sound[0] != 0
+    """See `reference.unpack_positions`; several codes of one shape, in rows, at once."""
+    if low.dim() == 1:
+        found = unpack_positions(low.unsqueeze(0), bitmap.unsqueeze(0), width, length, count, bound)
+        return found[0][0], found[1][0], found[2][0]
+    rows, programs = low.shape[0], max(1, triton.cdiv(length, BITS))
+    positions = torch.zeros(rows, count, dtype=torch.int64, device=low.device)
+    counts = torch.empty(rows, programs, dtype=torch.int64, device=low.device)
+    sound = torch.ones(rows, dtype=torch.int32, device=low.device)
+    _count_marks[(programs, rows)](bitmap, bitmap.stride(0), length, counts, BITS, num_warps=4)
+    reached = counts.cumsum(1)
+    _find_marks[(programs, rows)](
+        low, low.stride(0), low.shape[1], bitmap, bitmap.stride(0), length, count, bound, reached, positions, sound,
+        width, BITS, num_warps=4,
+    )  # fmt: skip
+    return positions, reached[:, -1], sound != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _add_at(out, positions, values, count, alpha, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
@@ -137,14 +143,73 @@ def _add_at(out, positions, values, count, alpha, BLOCK: tl.constexpr):
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
-    """See `reference.add_at_`; payloads are added one after the other, so the sum has one order."""
+    """See `reference.add_at_`."""
     if positions.numel():
         grid = (triton.cdiv(positions.numel(), BLOCK),)
         _add_at[grid](out, positions, values, positions.numel(), alpha, BLOCK, enable_fp_fusion=False)
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ranges", "width"])
+def _find_edges(table, ranges, width, edges, BLOCK: tl.constexpr):
+    """For each payload and each range of the output, its first position in the range: a binary search."""
+    row = tl.program_id(1)
+    positions = tl.load(table + 3 * row).to(tl.pointer_type(tl.int64))
+    g = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    low = tl.zeros([BLOCK], tl.int64)
+    high = low + tl.load(table + 3 * row + 2)
+    span = tl.load(table + 3 * row + 2)
+    while span > 0:
+        middle = (low + high) >> 1
+        open = low < high
+        left = tl.load(positions + middle, mask=open, other=0) < g.to(tl.int64) * width
+        low = tl.where(open & left, middle + 1, low)
+        high = tl.where(open & ~left, middle, high)
+        span = span >> 1
+    tl.store(edges + row * (ranges + 1) + g, low, mask=g <= ranges)
+
+
+@triton.jit(do_not_specialize=["rows", "ranges"])
+def _add_each(out, table, rows, ranges, edges, alpha, BLOCK: tl.constexpr):
+    """One range of the output: payload after payload, with a barrier between them, so that every sum has one order.
+
+    A range's part of the output stays in the cache until all payloads are added: each sector is read and written once.
+    """
+    g = tl.program_id(0)
+    row = 0
+    while row < rows:
+        positions = tl.load(table + 3 * row).to(tl.pointer_type(tl.int64))
+        values = tl.load(table + 3 * row + 1).to(tl.pointer_type(tl.float32))
+        start, stop = tl.load(edges + row * (ranges + 1) + g), tl.load(edges + row * (ranges + 1) + g + 1)
+        while start < stop:
+            i = start + tl.arange(0, BLOCK)
+            place = out + tl.load(positions + i, mask=i < stop, other=0)
+            value = tl.load(values + i, mask=i < stop, other=0.0)
+            tl.store(place, tl.load(place, mask=i < stop, other=0.0) + alpha * value, mask=i < stop)
+            start += BLOCK
+        tl.debug_barrier()
+        row += 1
+
+
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """See `reference.add_each_at_`: ranges of the output in parallel, payloads one after the other in each."""
+    most = max((p.numel() for p in positions), default=0)
+    if most == 0:
+        return out
+    held = [values.contiguous() for values in values]
+    addresses = [(p.data_ptr(), v.data_ptr(), p.numel()) for p, v in zip(positions, held, strict=True)]
+    table = torch.tensor(addresses, dtype=torch.int64).pin_memory().to(out.device, non_blocking=True)
+    width = max(1024, triton.next_power_of_2(out.numel() * BLOCK // (2 * most)))
+    ranges = triton.cdiv(out.numel(), width)
+    edges = torch.empty(len(held), ranges + 1, dtype=torch.int64, device=out.device)
+    _find_edges[(triton.cdiv(ranges + 1, 128), len(held))](table, ranges, width, edges, 128, num_warps=4)
+    _add_each[(ranges,)](
+        out, table, len(held), ranges, edges, alpha, BLOCK, num_warps=8, enable_fp_fusion=False
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["numel"])
 def _first_bad(x, numel, first, TILE: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     bits = tl.load(x + i, mask=i < numel, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
@@ -235,13 +300,15 @@ def _xor(a, b):
     return a ^ b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride", "number", "tail", "padding"])
 def _crc(
-    words, number, padding, steps, lanes, blocks, result,
+    messages, stride, number, tail, padding, steps, lanes, blocks, tails, result,
     POLYNOMIAL: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The share of one block of words; zeros before the message change nothing."""
-    block = tl.program_id(0)
+    """The share of one block of words; zeros before the message change nothing. The first block adds the last bytes."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    message = messages + row.to(tl.int64) * stride
+    words = message.to(tl.pointer_type(tl.int32))
     lane = tl.arange(0, LANES)
     held = tl.zeros([LANES], tl.int32)
     for step in range(STEPS):
@@ -251,30 +318,36 @@ def _crc(
         moved ^= tl.load(steps + 512 + ((held >> 16) & 255)) ^ tl.load(steps + 768 + ((held >> 24) & 255))
         held = moved ^ word
     held = _times(tl.load(lanes + lane), held, POLYNOMIAL)
-    share = tl.reduce(held, 0, _xor)
-    tl.atomic_xor(result, _times(tl.load(blocks + block), share, POLYNOMIAL))
+    share = _times(tl.load(blocks + block), tl.reduce(held, 0, _xor), POLYNOMIAL)
+    if block == 0:
+        j = 0
+        while j < tail:
+            byte = tl.load(message + 4 * number.to(tl.int64) + j).to(tl.int32)
+            share ^= _times(tl.load(tails + tail - j), byte, POLYNOMIAL)
+            j += 1
+    tl.atomic_xor(result + row, share)
 
 
 def checksum(message: Tensor) -> Tensor:
     """See `reference.checksum`: zlib's CRC-32, by its algebra. Reads the message once."""
-    if message.data_ptr() % 4:
-        message = message.clone()
-    nbytes, device = message.numel(), message.device
+    if message.dim() == 1:
+        return checksum(message.unsqueeze(0))[0]
+    if message.data_ptr() % 4 or message.stride(0) % 4 or message.stride(1) != 1:
+        message = torch.nn.functional.pad(message, (0, -message.shape[1] % 4))[:, : message.shape[1]]
+    nbytes, device = message.shape[1], message.device
     number, tail = nbytes // 4, nbytes % 4
     start = times(power(nbytes), 0xFFFFFFFF) ^ 0xFFFFFFFF
-    result = torch.full((1,), start - (1 << 32) if start >> 31 else start, dtype=torch.int32, device=device)
-    if number:
-        blocks = triton.cdiv(number, LANES * STEPS)
-        _crc[(blocks,)](
-            message[: 4 * number].view(torch.int32), number, blocks * LANES * STEPS - number, _steps_table(device),
-            _lanes_table(device), _blocks_table(blocks, tail, device), result, POLYNOMIAL - (1 << 32), LANES, STEPS,
-        )  # fmt: skip
-    for i in range(tail):
-        result ^= _bytes_table(tail - i, device)[message[4 * number + i].to(torch.int64)]
-    return result.view(torch.uint8)
+    start = start - (1 << 32) if start >> 31 else start
+    result = torch.full((message.shape[0],), start, dtype=torch.int32, device=device)
+    blocks = max(1, triton.cdiv(number, LANES * STEPS))
+    _crc[(blocks, message.shape[0])](
+        message, message.stride(0), number, tail, blocks * LANES * STEPS - number, _steps_table(device),
+        _lanes_table(device), _blocks_table(blocks, tail, device), _tails_table(device), result,
+        POLYNOMIAL - (1 << 32), LANES, STEPS,
+    )  # fmt: skip
+    return result.view(torch.uint8).view(-1, 4)
 
 
 @lru_cache(maxsize=8)
-def _bytes_table(distance: int, device: torch.device) -> Tensor:
-    """The share of a byte that stands `distance` bytes before the end."""
-    return _signed([times(power(distance), byte) for byte in range(256)], device)
+def _tails_table(device: torch.device) -> Tensor:
+    return _signed([power(distance) for distance in range(4)], device)
