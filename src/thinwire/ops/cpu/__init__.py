@@ -9,25 +9,25 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cpu import wire
+from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
-from thinwire.ops.cpu.topk import select
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.topk`."""
-    return select(PLAIN, x, x, layout, counts, None)
+    return largest(PLAIN, x, x, layout, counts, None)
 
 
 def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_topk_`."""
-    return select(MEMORY, error, value, layout, counts, ratios)
+    return largest(MEMORY, error, value, layout, counts, ratios)
 
 
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.difference_topk_`."""
-    return select(DIFFERENCE, local, target, layout, counts, None)
+    return largest(DIFFERENCE, local, target, layout, counts, None)
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:

@@ -16,25 +16,42 @@ from numba.extending import intrinsic
 LANES = 64
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def at_least(typing: Any, bits: Any, start: Any, mask: Any, level: Any) -> Any:
-    """Of the LANES integers from bits[start]: those with (bits & mask) >= level, lowest bit first. No bounds check."""
+@intrinsic
+def at_least(typing: Any, x: Any, start: Any, mask: Any, level: Any) -> Any:
+    """Of the LANES floats from x[start]: those whose bits & mask >= level, lowest bit first. No bounds check."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type = signature.args[0]
-        array = context.make_array(array_type)(context, builder, arguments[0])
-        word = context.get_value_type(array_type.dtype)
-        address = builder.gep(array.data, [arguments[1]])
-        vector = ir.VectorType(word, LANES)
-        numbers = builder.load(builder.bitcast(address, vector.as_pointer()))
-        numbers.align = word.width // 8
-        masked = builder.and_(numbers, _splat(builder, arguments[2], vector))
-        found = builder.icmp_signed(">=", masked, _splat(builder, arguments[3], vector))
-        return builder.bitcast(found, ir.IntType(LANES))
+        numbers = _load(context, builder, signature.args[0], arguments[0], arguments[1])
+        return _compare(builder, numbers, arguments[2], arguments[3])
 
-    if not (isinstance(bits, types.Array) and isinstance(bits.dtype, types.Integer)):
-        return None
-    return types.uint64(bits, types.intp, bits.dtype, bits.dtype), emit
+    return types.uint64(x, types.intp, mask, mask), emit
+
+
+@intrinsic
+def differ_at_least(typing: Any, x: Any, y: Any, start: Any, mask: Any, level: Any) -> Any:
+    """`at_least` of y - x, which is written nowhere."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_x, of_y = (_load(context, builder, signature.args[i], arguments[i], arguments[2]) for i in (0, 1))
+        return _compare(builder, builder.fsub(of_y, of_x), arguments[3], arguments[4])
+
+    return types.uint64(x, y, types.intp, mask, mask), emit
+
+
+def _load(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:
+    """LANES numbers of an array, as a vector."""
+    number = context.get_value_type(array_type.dtype)
+    address = builder.gep(context.make_array(array_type)(context, builder, array).data, [start])
+    numbers = builder.load(builder.bitcast(address, ir.VectorType(number, LANES).as_pointer()))
+    numbers.align = array_type.dtype.bitwidth // 8
+    return numbers
+
+
+def _compare(builder: Any, numbers: Any, mask: Any, level: Any) -> Any:
+    """One bit for each number: whether its bits & mask, as an integer, reach the level."""
+    vector = ir.VectorType(mask.type, LANES)
+    magnitudes = builder.and_(builder.bitcast(numbers, vector), _splat(builder, mask, vector))
+    return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, level, vector)), ir.IntType(LANES))
 
 
 def _splat(builder: Any, value: Any, vector: Any) -> Any:
@@ -44,7 +61,7 @@ def _splat(builder: Any, value: Any, vector: Any) -> Any:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), lanes)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def lowest(typing: Any, word: Any) -> Any:
     """The place of the lowest set bit of a word that is not zero."""
 

@@ -16,10 +16,19 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thinwire.ops.cpu.lanes import LANES, at_least, lowest
+from thinwire.ops.cpu import lanes
+from thinwire.ops.cpu.lanes import LANES
+
+# numba's types would have their callers pass the compiler's own first argument
+at_least: Any = lanes.at_least
+differ_at_least: Any = lanes.differ_at_least
+lowest: Any = lanes.lowest
 
 MEMORY, DIFFERENCE, PLAIN = (0,), (0, 0), (0, 0, 0)
 """Kinds of step: numba compiles a function anew for each length of a tuple, so a branch on the kind costs nothing."""
+STRETCH = 4 * LANES
+"""Numbers computed before they are compared: 12.5 M take 3.9 ms in stretches of 256 on an EPYC core, 5.0 in 64, 4.5 in
+1,024."""
 ONE = np.uint64(1)
 
 
@@ -34,29 +43,37 @@ def is_difference(kind: Any) -> bool:  # pragma: no cover
 
 
 @njit(nogil=True, cache=True)
-def compute(kind: Any, a: Any, b: Any, ratio: Any, low: int, high: int, scratch: Any) -> None:  # pragma: no cover
-    """The vector's numbers from a[low:high] and b[low:high]: into `a` (memory) or to the front of `scratch`."""
-    part_a, part_b = a[low:high], b[low:high]
-    if is_memory(kind):
-        for j in range(part_a.size):
-            part_a[j] = ratio * part_a[j] + part_b[j]
-    elif is_difference(kind):
-        for j in range(part_a.size):
-            scratch[j] = part_b[j] - part_a[j]
+def entry(kind: Any, a: Any, b: Any, i: int) -> Any:  # pragma: no cover
+    """The i-th number of the vector (a memory step's sum stands in `a` already)."""
+    return b[i] - a[i] if is_difference(kind) else a[i]
 
 
 @njit(nogil=True, cache=True)
-def take(
-    kind: Any, a: Any, i: int, x: Any, c: int, places: Any, entries: Any, before: Any
-) -> None:  # pragma: no cover
-    """Write down as the c-th find that x stands at i, and take it."""
+def accumulate(a: Any, b: Any, ratio: Any, low: int, width: int) -> None:  # pragma: no cover
+    """a <- ratio a + b, from `low` on."""
+    part_a, part_b = a[low : low + width], b[low : low + width]
+    for j in range(width):
+        part_a[j] = ratio * part_a[j] + part_b[j]
+
+
+@njit(nogil=True, cache=True)
+def large(kind: Any, a: Any, b: Any, s: int, mask: Any, level: Any) -> Any:  # pragma: no cover
+    """Which of the LANES numbers of the vector from s on reach the level."""
+    if is_difference(kind):
+        return differ_at_least(a, b, s, mask[0], level)
+    return at_least(a, s, mask[0], level)
+
+
+@njit(nogil=True, cache=True)
+def take(kind: Any, a: Any, b: Any, i: int, c: int, places: Any, entries: Any, before: Any) -> None:  # pragma: no cover
+    """Write down the vector's i-th number as the c-th find, and take it."""
     places[c] = i
-    entries[c] = x
+    entries[c] = entry(kind, a, b, i)
     if is_memory(kind):
         a[i] = 0
     elif is_difference(kind):
         before[c] = a[i]
-        a[i] += x
+        a[i] += entries[c]
 
 
 @njit(nogil=True, cache=True)
@@ -75,33 +92,33 @@ def collect(
     before: Any,
 ) -> tuple[int, bool]:  # pragma: no cover
     """Compute [low, high) and take what reaches the level: how much is written down now, and whether it is all."""
-    scratch = np.empty(LANES, a.dtype)
-    here = scratch if is_difference(kind) else a
-    bits = here.view(mask.dtype)
     room = places.size - LANES
-    overfull = 0
-    full = low + (high - low) // LANES * LANES
-    for s in range(low, full, LANES):
-        compute(kind, a, b, ratio, s, s + LANES, scratch)
-        shift = s if is_difference(kind) else 0
-        found = at_least(bits, s - shift, mask[0], level)
-        if found and used > room:
-            overfull, found = 1, np.uint64(0)
-        while found:
-            i = s + lowest(found)
-            take(kind, a, i, here[i - shift], used, places, entries, before)
-            used += 1
-            found &= found - ONE
-    compute(kind, a, b, ratio, full, high, scratch)
-    shift = full if is_difference(kind) else 0
+    complete = True
+    full = low + (high - low) // STRETCH * STRETCH
+    for s in range(low, full, STRETCH):
+        if is_memory(kind):
+            accumulate(a, b, ratio, s, STRETCH)
+        for t in range(s, s + STRETCH, LANES):
+            found = large(kind, a, b, t, mask, level)
+            if found and used > room:
+                complete, found = False, np.uint64(0)
+            while found:
+                take(kind, a, b, t + lowest(found), used, places, entries, before)
+                used += 1
+                found &= found - ONE
+    if is_memory(kind):
+        accumulate(a, b, ratio, full, high - full)
+    one = np.empty(1, a.dtype)
+    bits = one.view(mask.dtype)
     for i in range(full, high):
-        if (bits[i - shift] & mask[0]) >= level:
+        one[0] = entry(kind, a, b, i)
+        if (bits[0] & mask[0]) >= level:
             if used < places.size:
-                take(kind, a, i, here[i - shift], used, places, entries, before)
+                take(kind, a, b, i, used, places, entries, before)
                 used += 1
             else:
-                overfull = 1
-    return used, overfull == 0
+                complete = False
+    return used, complete
 
 
 @njit(nogil=True, cache=True)

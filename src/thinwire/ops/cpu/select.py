@@ -18,7 +18,7 @@ from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cpu.sweep import PLAIN, collect, is_difference, is_memory, put_back
+from thinwire.ops.cpu.sweep import PLAIN, collect, entry, is_difference, is_memory, put_back
 from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
 
 LINE = 16
@@ -28,13 +28,9 @@ FEW = 2048
 
 
 @njit(nogil=True, cache=True)
-def entry(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: no cover
-    """The i-th number of the vector, before the pass."""
-    if is_memory(kind):
-        return ratio * a[i] + b[i]
-    if is_difference(kind):
-        return b[i] - a[i]
-    return a[i]
+def forecast(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: no cover
+    """The vector's i-th number, before the pass."""
+    return ratio * a[i] + b[i] if is_memory(kind) else entry(kind, a, b, i)
 
 
 @njit(nogil=True, cache=True)
@@ -51,12 +47,12 @@ def sample_threshold(
     sample = np.empty(min(n, lines * LINE), a.dtype)
     if sample.size == n:
         for j in range(n):
-            sample[j] = entry(kind, a, b, ratio, start + j)
+            sample[j] = forecast(kind, a, b, ratio, start + j)
     else:
         stride = n // lines
         for i in range(lines):
             for j in range(LINE):
-                sample[i * LINE + j] = entry(kind, a, b, ratio, start + i * stride + j)
+                sample[i * LINE + j] = forecast(kind, a, b, ratio, start + i * stride + j)
     expected = sample.size * k / n
     rank = k if sample.size == n else int(expected + 3 * np.sqrt(expected) + 3)
     magnitudes = sample.view(mask.dtype) & mask[0]
@@ -158,7 +154,7 @@ def sweep(
     out_entries: Any,
 ) -> None:  # pragma: no cover
     """Sample, collect and settle the pieces of [begin, end); of those it shares, collect: kept[p] candidates."""
-    used = 0
+    used: Any = np.int64(0)  # not a literal, for which `collect` would be compiled once more
     for p in range(starts.size):
         low, high, k = max(starts[p], begin), min(stops[p], end), counts[p]
         if low >= high:
@@ -194,7 +190,7 @@ def count_around(
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if is_difference(kind) else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         above += magnitude > level
         upon += magnitude == level
@@ -209,7 +205,7 @@ def histogram_of(
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if is_difference(kind) else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         if done >= 63 or magnitude >> done == prefix:
             counts[i & 3, (magnitude >> shift) & 4095] += 1
@@ -234,7 +230,7 @@ def take_exact(
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if is_difference(kind) else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         if magnitude > kth or (magnitude == kth and ties > 0):
             ties -= magnitude == kth
@@ -261,7 +257,7 @@ class _Pieces:
         self.ends = np.cumsum(self.counts)
 
 
-def select(
+def largest(
     kind: Any, first: Tensor, second: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """The top-k of one kind of step: positions and values."""
@@ -290,9 +286,9 @@ class _Selection:
         at_once(lambda i: self._estimate(shared[i]), len(shared))
         shares = in_parallel(self._sweep, self.a.size)
         for p in shared:
-            self._settle_together(p, [_Share(*share, p) for share in shares])
-        for p in np.flatnonzero(self.failed):
-            self._settle_exactly(int(p))
+            self._settle_together(p, [_Share(p, *share) for share in shares])
+        for misjudged in np.flatnonzero(self.failed):
+            self._settle_exactly(int(misjudged))
 
     def _shared(self) -> list[int]:
         """The pieces that are cut by the end of a thread's share."""
@@ -313,8 +309,8 @@ class _Selection:
         before = np.empty(room if is_difference(self.kind) else 0, self.a.dtype)
         kept = np.zeros(pieces.starts.size, np.int64)
         sweep(
-            self.kind, self.a, self.b, pieces.ratios, pieces.starts, pieces.stops, pieces.counts, pieces.ends, self.floors,
-            self.mask, begin, end, places, entries, before, kept, self.failed, self.places, self.entries,
+            self.kind, self.a, self.b, pieces.ratios, pieces.starts, pieces.stops, pieces.counts, pieces.ends,
+            self.floors, self.mask, begin, end, places, entries, before, kept, self.failed, self.places, self.entries,
         )  # fmt: skip
         return places, entries, before, kept
 
@@ -385,7 +381,7 @@ class _Selection:
 class _Share:
     """One thread's candidates of a piece that it shares with others."""
 
-    def __init__(self, places: Any, entries: Any, before: Any, kept: Any, p: int) -> None:
+    def __init__(self, p: int, places: Any, entries: Any, before: Any, kept: Any) -> None:
         start = int(kept[:p].sum())
         mine = slice(start, start + int(kept[p]))
         self.places, self.entries, self.before = places[mine], entries[mine], before[mine]
