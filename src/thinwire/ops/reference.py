@@ -34,12 +34,17 @@ def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """error <- ratio * error + value (a ratio for each piece); then its top-k, taken out: zero is left there."""
+    positions, values = topk(accumulate_(error, value, layout, ratios), layout, counts)
+    error[positions] = 0
+    return positions, values
+
+
+def accumulate_(error: Tensor, value: Tensor, layout: Layout, ratios: Sequence[float] | None) -> Tensor:
+    """error <- ratio * error + value, a ratio for each piece."""
     for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=False):
         if ratio != 1.0:
             view.mul_(ratio)
-    positions, values = topk(error.add_(value), layout, counts)
-    error[positions] = 0
-    return positions, values
+    return error.add_(value)
 
 
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -60,6 +65,50 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 def large_indices(x: Tensor, threshold: float) -> Tensor:
     """Ascending indices of the entries with |x| >= threshold."""
     return (x.abs() >= threshold).nonzero().squeeze(1)
+
+
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and these entries."""
+    positions = large_indices(x, tau)
+    return positions, x[positions]
+
+
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value; then what reaches tau, taken out: zero is left there."""
+    positions, values = threshold(accumulate_(error, value, layout, ratios), tau)
+    error[positions] -= values
+    return positions, values
+
+
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """What of target - local reaches tau, added to local."""
+    positions, values = threshold(target - local, tau)
+    local[positions] += values
+    return positions, values
+
+
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and sign(x) * tau for each."""
+    positions = large_indices(x, tau)
+    return positions, x[positions].sign() * torch.tensor(tau, dtype=x.dtype, device=x.device)
+
+
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value; then sign(error) * tau taken out of what reaches tau."""
+    positions, values = strom(accumulate_(error, value, layout, ratios), tau)
+    error[positions] -= values
+    return positions, values
+
+
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """sign(target - local) * tau where the difference reaches tau, added to local."""
+    positions, values = strom(target - local, tau)
+    local[positions] += values
+    return positions, values
 
 
 def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cpu import wire
+from thinwire.ops.cpu.above import above
+from thinwire.ops.cpu.draw import drawn
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 
@@ -28,6 +30,45 @@ def memory_topk_(
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.difference_topk_`."""
     return largest(DIFFERENCE, local, target, layout, counts, None)
+
+
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.threshold`."""
+    return above(PLAIN, x, x, None, tau, None)
+
+
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_threshold_`."""
+    return above(MEMORY, error, value, (layout, ratios) if ratios else None, tau, None)
+
+
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_threshold_`."""
+    return above(DIFFERENCE, local, target, None, tau, None)
+
+
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.strom`."""
+    return above(PLAIN, x, x, None, tau, tau)
+
+
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_strom_`."""
+    return above(MEMORY, error, value, (layout, ratios) if ratios else None, tau, tau)
+
+
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_strom_`."""
+    return above(DIFFERENCE, local, target, None, tau, tau)
+
+
+def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
+    """See `reference.randk_indices`."""
+    return torch.arange(numel) if k >= numel else drawn(key, numel, k)
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> Tensor:

@@ -261,12 +261,15 @@ def largest(
     kind: Any, first: Tensor, second: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """The top-k of one kind of step: positions and values."""
-    a, b = first.numpy(), second.numpy()
+    work = first.contiguous()
+    a, b = work.numpy(), second.contiguous().numpy()
     pieces = _Pieces(layout, counts, ratios, a.dtype)
     total = int(pieces.counts.sum())
     places, entries = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=first.dtype)
     if total:
         _Selection(kind, a, b, pieces, places.numpy(), entries.numpy()).run()
+    if work is not first and kind != PLAIN:
+        first.copy_(work)
     return places, entries
 
 
