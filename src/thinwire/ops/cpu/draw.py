@@ -6,7 +6,7 @@ smallest is then looked for in the narrow band about k/n. No two words of a key 
 its counter), so there are no ties.
 
 Bytes moved: none for each number, 16 for each of slightly more than k candidates. 25 M numbers
-on two cores of an EPYC (AVX-512): 8 ms for k = 1 %, 1.2 times an in-place add; 4 ms for 0.1 %; sorting takes 2 s.
+on two cores of an EPYC (AVX-512): 8 to 12 ms for k = 1 %, 1.2 times an in-place add; 4 to 7 ms for 0.1 %; sorting takes 2 s or more.
 """
 
 from __future__ import annotations

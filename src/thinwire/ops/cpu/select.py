@@ -7,9 +7,9 @@ the cache; pieces that several threads share are settled together at the end. Wh
 exact k-th magnitude is found by counting.
 
 Bytes moved for each number: memory step 12, difference 8, plain 4, and 12 to 16 for each candidate (1.15 k of them in
-one large piece). 25 M float32 on two cores of an EPYC (AVX-512), as multiples of an in-place add beside it, medians of
-three runs: memory 1.7 to 2.2 at k = 1 %, 1.4 to 1.9 at 0.1 %; difference 1.5 to 2.3 and 1.1 to 1.6; 300 pieces take at
-most 1.25 times as long as one. `thinwire bench kernels` measures it.
+one large piece). 25 M float32 on two cores of a busy EPYC (AVX-512), as multiples of an in-place add beside it, medians
+in four runs: memory 1.6 to 2.3 at k = 1 %, 0.9 to 2.1 at 0.1 %; difference 1.4 to 2.1 and 0.9 to 1.6; 300 pieces take
+0.9 to 1.3 times as long as one. `thinwire bench kernels` measures it.
 """
 
 from __future__ import annotations
