@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
 from thinwire.layout import Layout
-from thinwire.ops import Key, large_indices
+from thinwire.ops import (
+    Key,
+    difference_strom_,
+    difference_threshold_,
+    memory_strom_,
+    memory_threshold_,
+    strom,
+    threshold,
+)
 from thinwire.payload import Sparse
 from thinwire.payload.values import SIGN_ONLY, value_format
 from thinwire.schedule import Number, at, bounds, is_moving
@@ -40,8 +48,25 @@ class HardThreshold(Compressor):
         value_format(self.values)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
-        positions = large_indices(x, at(self.tau, key.step))
-        return Sparse.of(x, positions, layout, value_format(self.values), counted=False)
+        return self._payload(*threshold(x, at(self.tau, key.step)), layout)
+
+    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
+        """A memory's step in one pass: what reaches tau is taken out, what rounding loses is put back."""
+        positions, values = memory_threshold_(error, value, layout, at(self.tau, key.step), ratios)
+        payload = self._payload(positions, values, layout)
+        if self.values != "full":
+            error[positions] = values
+            payload.add_to(error, alpha=-1.0)
+        return payload
+
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
+        """A follower's step in one pass, where values travel as they are."""
+        if self.values != "full":
+            return super().follow_(local, target, layout, key)  # type: ignore[return-value]
+        return self._payload(*difference_threshold_(local, target, at(self.tau, key.step)), layout)
+
+    def _payload(self, positions: Tensor, values: Tensor, layout: Layout) -> Sparse:
+        return Sparse.rounded(positions, values, layout, value_format(self.values), counted=False)
 
     def delta(self, numel: int) -> float:
         return 0.0
@@ -61,9 +86,18 @@ class Strom(Compressor):
         _check_tau(self.name, self.tau)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
-        tau = torch.tensor(at(self.tau, key.step), dtype=x.dtype, device=x.device)
-        positions = large_indices(x, float(tau))
-        return Sparse(positions, x[positions].sign() * tau, layout, SIGN_ONLY, counted=False)
+        return self._payload(*strom(x, at(self.tau, key.step)), layout)
+
+    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
+        """A memory's step in one pass."""
+        return self._payload(*memory_strom_(error, value, layout, at(self.tau, key.step), ratios), layout)
+
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
+        """A follower's step in one pass."""
+        return self._payload(*difference_strom_(local, target, at(self.tau, key.step)), layout)
+
+    def _payload(self, positions: Tensor, values: Tensor, layout: Layout) -> Sparse:
+        return Sparse(positions, values, layout, SIGN_ONLY, counted=False)
 
     def delta(self, numel: int) -> float:
         return 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
@@ -22,7 +23,6 @@ from thinwire.ops.reference import natural_exponents as natural_exponents
 from thinwire.ops.reference import pack_bits as pack_bits
 from thinwire.ops.reference import pack_codes as pack_codes
 from thinwire.ops.reference import qsgd_levels as qsgd_levels
-from thinwire.ops.reference import randk_indices as randk_indices
 from thinwire.ops.reference import unpack_bits as unpack_bits
 from thinwire.ops.reference import unpack_codes as unpack_codes
 
@@ -78,3 +78,42 @@ def memory_topk_(
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The top-k of target - local, added to local."""
     return implementation("difference_topk_", local.device.type)(local, target, layout, counts)  # type: ignore[no-any-return]
+
+
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """The entries with |x| >= tau: ascending positions, and values."""
+    return implementation("threshold", x.device.type)(x, tau)  # type: ignore[no-any-return]
+
+
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value, and what reaches tau taken out of it."""
+    return implementation("memory_threshold_", error.device.type)(error, value, layout, tau, ratios)  # type: ignore[no-any-return]
+
+
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """What of target - local reaches tau, added to local."""
+    return implementation("difference_threshold_", local.device.type)(local, target, tau)  # type: ignore[no-any-return]
+
+
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """sign(x) * tau for the entries with |x| >= tau: ascending positions, and values."""
+    return implementation("strom", x.device.type)(x, tau)  # type: ignore[no-any-return]
+
+
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value, and sign(error) * tau taken out of what reaches tau."""
+    return implementation("memory_strom_", error.device.type)(error, value, layout, tau, ratios)  # type: ignore[no-any-return]
+
+
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """sign(target - local) * tau where the difference reaches tau, added to local."""
+    return implementation("difference_strom_", local.device.type)(local, target, tau)  # type: ignore[no-any-return]
+
+
+def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
+    """Ascending indices of k entries drawn uniformly without replacement."""
+    return implementation("randk_indices", device.type)(key, numel, k, device)  # type: ignore[no-any-return]

@@ -35,12 +35,17 @@ def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """error <- ratio * error + value (a ratio for each piece); then its top-k, taken out: zero is left there."""
+    positions, values = topk(accumulate_(error, value, layout, ratios), layout, counts)
+    error[positions] = 0
+    return positions, values
+
+
+def accumulate_(error: Tensor, value: Tensor, layout: Layout, ratios: Sequence[float] | None) -> Tensor:
+    """error <- ratio * error + value, a ratio for each piece."""
     for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=False):
         if ratio != 1.0:
             view.mul_(ratio)
-    positions, values = topk(error.add_(value), layout, counts)
-    error[positions] = 0
-    return positions, values
+    return error.add_(value)
 
 
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -61,6 +66,50 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 def large_indices(x: Tensor, threshold: float) -> Tensor:
     """Ascending indices of the entries with |x| >= threshold."""
     return (x.abs() >= threshold).nonzero().squeeze(1)
+
+
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and these entries."""
+    positions = large_indices(x, tau)
+    return positions, x[positions]
+
+
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value; then what reaches tau, taken out: zero is left there."""
+    positions, values = threshold(accumulate_(error, value, layout, ratios), tau)
+    error[positions] -= values
+    return positions, values
+
+
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """What of target - local reaches tau, added to local."""
+    positions, values = threshold(target - local, tau)
+    local[positions] += values
+    return positions, values
+
+
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and sign(x) * tau for each."""
+    positions = large_indices(x, tau)
+    return positions, x[positions].sign() * torch.tensor(tau, dtype=x.dtype, device=x.device)
+
+
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """error <- ratio * error + value; then sign(error) * tau taken out of what reaches tau."""
+    positions, values = strom(accumulate_(error, value, layout, ratios), tau)
+    error[positions] -= values
+    return positions, values
+
+
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """sign(target - local) * tau where the difference reaches tau, added to local."""
+    positions, values = strom(target - local, tau)
+    local[positions] += values
+    return positions, values
 
 
 def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:
@@ -155,10 +204,15 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
-    """The place of the first piece that holds NaN or infinity, or -1."""
-    finite = torch.isfinite(x)
-    places = (i for i, (_, view) in enumerate(layout.views(finite)) if not bool(view.all()))
-    return torch.tensor(-1 if bool(finite.all()) else next(places), device=x.device)
+    """The place of the first piece that holds NaN or infinity, or -1.
+
+    Neither ever leaves a sum, so a finite sum clears every number. Summing 10 M float32 takes 1.7 ms on one core of an
+    EPYC, looking at each 10.6 ms; an in-place add of as many takes 2.7 ms.
+    """
+    if bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite()):
+        return torch.tensor(-1, device=x.device)
+    bad = (i for i, (_, view) in enumerate(layout.views(x)) if not bool(torch.isfinite(view).all()))
+    return torch.tensor(next(bad, -1), device=x.device)
 
 
 def checksum(message: Tensor) -> Tensor:

@@ -1,47 +1,63 @@
 """Exact top-k on the CPU in one pass over memory, compiled by numba.
 
-A low threshold is estimated from a sample of each piece; one pass computes the vector (e <- r e + v, or target -
-local), and collects every entry at or above the threshold; the exact k are settled among these few candidates.
-Magnitudes are compared as integers: for floats of one sign the order of the bits is the order of the numbers, so
-whole blocks of 64 are tested with vector instructions and most of them are passed over. Where the sample misjudged a
-piece, its exact k-th magnitude is found by counting.
+A slightly low threshold is estimated from a sample of each piece; one pass computes the vector and takes out of it
+every entry at or above the threshold; the exact k are settled among these few candidates, and the others put back. A
+thread does all of this for the pieces that lie wholly in its share, one after the other, while their candidates are in
+the cache; pieces that several threads share are settled together at the end. Where the sample misjudged a piece, its
+exact k-th magnitude is found by counting.
 
-Bytes moved for each number: memory step 12 (read e, read v, write e), difference 8 (read both; only k are written),
-plain 4. 25 M float32 on two cores of an EPYC (AVX-512), k = 1 %: see `thinwire bench kernels`, which measures it
-beside an in-place add.
+Bytes moved for each number: memory step 12, difference 8, plain 4, and 12 to 16 for each candidate (1.15 k of them in
+one large piece). 25 M float32 on two cores of a busy EPYC (AVX-512), as multiples of an in-place add beside it, medians
+in four runs: memory 1.6 to 2.3 at k = 1 %, 0.9 to 2.1 at 0.1 %; difference 1.4 to 2.1 and 0.9 to 1.6; 300 pieces take
+0.9 to 1.3 times as long as one. `thinwire bench kernels` measures it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
+from torch import Tensor
 
-BLOCK = 64
-MEMORY, DIFFERENCE, PLAIN = 0, 1, 2
+from thinwire.layout import Layout
+from thinwire.ops.cpu.sweep import PLAIN, collect, entry, is_difference, is_memory, put_back
+from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
+
+LINE = 16
+"""Numbers of a sample that are read together: a cache line."""
+FEW = 2048
+"""Candidates up to which a partition beats a histogram of 4,096 counters."""
+
+
+@njit(nogil=True, cache=True)
+def forecast(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: no cover
+    """The vector's i-th number, before the pass."""
+    return ratio * a[i] + b[i] if is_memory(kind) else entry(kind, a, b, i)
 
 
 @njit(nogil=True, cache=True)
 def sample_threshold(
-    kind: int, a: Any, b: Any, ratio: Any, start: int, stop: int, k: int, mask: Any, want: int
+    kind: Any, a: Any, b: Any, ratio: Any, start: int, stop: int, k: int, mask: Any
 ) -> Any:  # pragma: no cover
     """A magnitude that slightly more than k of the piece's numbers should reach: order statistic of a strided sample.
 
     Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n); three of these are added.
+    A sample has 1/256 of a piece, 256 to 32,768 numbers.
     """
     n = stop - start
-    run = 16  # numbers of one cache line
-    runs = max(1, want // run)
-    sample = np.empty(min(n, runs * run), a.dtype)
+    lines = min(32768, max(256, n // 256)) // LINE
+    sample = np.empty(min(n, lines * LINE), a.dtype)
     if sample.size == n:
         for j in range(n):
-            sample[j] = _entry(kind, a, b, ratio, start + j)
+            sample[j] = forecast(kind, a, b, ratio, start + j)
     else:
-        stride = n // runs
-        for i in range(runs):
-            for j in range(run):
-                sample[i * run + j] = _entry(kind, a, b, ratio, start + i * stride + j)
+        stride = n // lines
+        for i in range(lines):
+            for j in range(LINE):
+                sample[i * LINE + j] = forecast(kind, a, b, ratio, start + i * stride + j)
     expected = sample.size * k / n
     rank = k if sample.size == n else int(expected + 3 * np.sqrt(expected) + 3)
     magnitudes = sample.view(mask.dtype) & mask[0]
@@ -50,179 +66,62 @@ def sample_threshold(
     return np.partition(magnitudes, magnitudes.size - rank)[magnitudes.size - rank]
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _entry(kind: int, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: no cover
-    if kind == MEMORY:
-        return ratio * a[i] + b[i]
-    if kind == DIFFERENCE:
-        return b[i] - a[i]
-    return a[i]
-
-
 @njit(nogil=True, cache=True)
-def estimate(
-    kind: int,
-    a: Any,
-    b: Any,
-    ratios: Any,
-    starts: Any,
-    stops: Any,
-    counts: Any,
-    mask: Any,
-    begin: int,
-    end: int,
-    floors: Any,
-) -> None:  # pragma: no cover
-    """The floors of the pieces that begin in [begin, end). A sample has 1/256 of a piece, 256 to 32,768 numbers."""
-    for p in range(starts.size):
-        if begin <= starts[p] < end:
-            want = min(32768, max(256, (stops[p] - starts[p]) // 256))
-            floors[p] = sample_threshold(kind, a, b, ratios[p], starts[p], stops[p], counts[p], mask, want)
-
-
-def _collector(kind: int) -> Any:
-    """The one pass, compiled for one kind of step: with `kind` a constant, the inner loops become vector code."""
-
-    @njit(nogil=True, cache=True)
-    def scan(
-        entries_here: Any,
-        bits: Any,
-        part: Any,
-        sign: Any,
-        floor: Any,
-        s: int,
-        width: int,
-        used: int,
-        places: Any,
-        entries: Any,
-    ) -> int:  # pragma: no cover
-        """Collect the entries of one block that reach the floor; counts on where there is no more room."""
-        for j in range(width):
-            if (bits[j] & sign) >= floor:
-                if used < places.size:
-                    places[used] = s + j
-                    entries[used] = entries_here[j]
-                    if kind == MEMORY:
-                        part[j] = 0
-                used += 1
-        return used
-
-    @njit(nogil=True, cache=True)
-    def collect(
-        a: Any,
-        b: Any,
-        ratios: Any,
-        starts: Any,
-        stops: Any,
-        floors: Any,
-        mask: Any,
-        begin: int,
-        end: int,
-        places: Any,
-        entries: Any,
-        found: Any,
-        kept: Any,
-    ) -> None:  # pragma: no cover
-        """Over [begin, end): compute, and collect what reaches its piece's floor, in order.
-
-        found[p] counts what reached the floor, kept[p] what there was room for. In a memory step the collected entries
-        are taken out of `a` at once, while they are in the cache: only those that lose have to be put back.
-        """
-        used = 0
-        scratch = np.empty(BLOCK, a.dtype)
-        scratch_bits, a_bits = scratch.view(mask.dtype), a.view(mask.dtype)
-        sign = mask[0]
-        for p in range(starts.size):
-            low, high = max(starts[p], begin), min(stops[p], end)
-            floor, ratio = floors[p], ratios[p]
-            first = used
-            blocks = max(0, high - low) // BLOCK
-            for q in range(blocks):
-                s = low + q * BLOCK
-                part_a, part_b = a[s : s + BLOCK], b[s : s + BLOCK]
-                bits = scratch_bits if kind == DIFFERENCE else a_bits[s : s + BLOCK]
-                if kind == MEMORY:
-                    for j in range(BLOCK):
-                        part_a[j] = ratio * part_a[j] + part_b[j]
-                elif kind == DIFFERENCE:
-                    for j in range(BLOCK):
-                        scratch[j] = part_b[j] - part_a[j]
-                largest = bits[0] & sign
-                for j in range(BLOCK):
-                    largest = max(largest, bits[j] & sign)
-                if largest >= floor:
-                    here = scratch if kind == DIFFERENCE else part_a
-                    if used <= places.size:
-                        used = scan(here, bits, part_a, sign, floor, s, BLOCK, used, places, entries)
-                    else:
-                        used += 1  # no more room: the piece goes to the exact count, whatever the number
-            s = low + blocks * BLOCK
-            width = max(0, high - s)
-            part_a, part_b = a[s : s + width], b[s : s + width]
-            for j in range(width):
-                if kind == MEMORY:
-                    part_a[j] = ratio * part_a[j] + part_b[j]
-                elif kind == DIFFERENCE:
-                    scratch[j] = part_b[j] - part_a[j]
-            bits = scratch_bits if kind == DIFFERENCE else a_bits[s : s + width]
-            here = scratch if kind == DIFFERENCE else part_a
-            used = scan(here, bits, part_a, sign, floor, s, width, used, places, entries)
-            found[p] = used - first
-            used = min(used, places.size)
-            kept[p] = used - first
-
-    return collect
-
-
-COLLECTORS = {kind: _collector(kind) for kind in (MEMORY, DIFFERENCE, PLAIN)}
-
-
-@njit(nogil=True, cache=True)
-def kth_of_candidates(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
+def kth_magnitude(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     """The k-th largest magnitude of a short vector, and how many entries of just that magnitude are among the k."""
-    magnitudes = entries.view(mask.dtype) & mask[0]
-    low, high = magnitudes.min(), magnitudes.max()
+    inside = entries.view(mask.dtype) & mask[0]
+    above = 0
+    if inside.size > FEW:
+        inside, above = fullest(inside, k)
+    rank = inside.size - (k - above)
+    kth = np.partition(inside, rank)[rank]
+    for m in inside:
+        above += m > kth
+    return kth, k - above
+
+
+@njit(nogil=True, cache=True)
+def fullest(magnitudes: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
+    """Those of 4,096 equal ranges of magnitudes that hold the k-th largest, and how many lie above the range."""
+    low, high = magnitudes[0], magnitudes[0]
+    for m in magnitudes:
+        low, high = min(low, m), max(high, m)
     shift = 0
     while (high - low) >> shift >= 4096:
         shift += 1
     histogram = np.zeros(4096, np.int64)
     for m in magnitudes:
         histogram[(m - low) >> shift] += 1
-    above = 0
-    slot = 4095
+    above, slot = 0, 4095
     while above + histogram[slot] < k:
         above += histogram[slot]
         slot -= 1
-    inside = np.empty(histogram[slot], mask.dtype)
+    inside = np.empty(histogram[slot], magnitudes.dtype)
     j = 0
     for m in magnitudes:
         if (m - low) >> shift == slot:
             inside[j] = m
             j += 1
-    rank = inside.size - (k - above)
-    kth = np.partition(inside, rank)[rank]
-    for m in inside:
-        if m > kth:
-            above += 1
-    return kth, k - above
+    return inside, above
 
 
 @njit(nogil=True, cache=True)
 def settle(
-    kind: int,
+    kind: Any,
     a: Any,
-    b: Any,
     places: Any,
     entries: Any,
+    before: Any,
     mask: Any,
     kth: Any,
     ties: int,
     out_places: Any,
     out_entries: Any,
-) -> int:  # pragma: no cover
-    """Write the winners among the candidates, in order; put losers back (memory) or add winners (difference)."""
+) -> None:  # pragma: no cover
+    """Write the winners among the candidates, in order, and put the losers back."""
     n = 0
     bits = entries.view(mask.dtype)
+    old = before if is_difference(kind) else entries
     for c in range(places.size):
         magnitude = bits[c] & mask[0]
         wins = magnitude > kth
@@ -233,56 +132,70 @@ def settle(
             out_places[n] = places[c]
             out_entries[n] = entries[c]
             n += 1
-            if kind == DIFFERENCE:
-                a[places[c]] += entries[c]
-        elif kind == MEMORY:
-            a[places[c]] = entries[c]
-    return n
+        elif is_memory(kind) or is_difference(kind):
+            a[places[c]] = old[c]
 
 
 @njit(nogil=True, cache=True)
-def settle_all(
-    kind: int,
+def sweep(
+    kind: Any,
     a: Any,
     b: Any,
+    ratios: Any,
+    starts: Any,
+    stops: Any,
+    counts: Any,
+    ends: Any,
+    floors: Any,
+    mask: Any,
+    begin: int,
+    end: int,
     places: Any,
     entries: Any,
-    found: Any,
+    before: Any,
     kept: Any,
-    counts: Any,
-    mask: Any,
+    failed: Any,
     out_places: Any,
     out_entries: Any,
 ) -> None:  # pragma: no cover
-    """Settle every piece whose candidates are all there and at least k; the others are left to the exact count."""
-    c, o = 0, 0
-    for p in range(counts.size):
-        k = counts[p]
-        if found[p] == kept[p] and kept[p] >= k:
-            part = slice(c, c + kept[p])
-            kth, ties = kth_of_candidates(entries[part], mask, k)
-            out = slice(o, o + k)
-            settle(kind, a, b, places[part], entries[part], mask, kth, ties, out_places[out], out_entries[out])
-        c += kept[p]
-        o += k
-
-
-@njit(nogil=True, cache=True)
-def put_back(a: Any, places: Any, entries: Any) -> None:  # pragma: no cover
-    for c in range(places.size):
-        a[places[c]] = entries[c]
+    """Sample, collect and settle the pieces of [begin, end); of those it shares, collect: kept[p] candidates."""
+    used: Any = np.int64(0)  # not a literal, for which `collect` would be compiled once more
+    for p in range(starts.size):
+        low, high, k = max(starts[p], begin), min(stops[p], end), counts[p]
+        if low >= high:
+            continue
+        whole = low == starts[p] and high == stops[p]
+        if whole:
+            floors[p] = sample_threshold(kind, a, b, ratios[p], low, high, k, mask)
+        now, complete = collect(
+            kind, a, b, ratios[p], low, high, floors[p], mask, used, places, entries, before
+        )  # fmt: skip
+        mine = slice(used, now)
+        if not complete or (whole and now - used < k):
+            put_back(kind, a, places[mine], entries[mine], before[mine])
+            failed[p] = True
+        elif whole:
+            kth, ties = kth_magnitude(entries[mine], mask, k)
+            out = slice(ends[p] - k, ends[p])
+            settle(
+                kind, a, places[mine], entries[mine], before[mine], mask, kth, ties,
+                out_places[out], out_entries[out],
+            )  # fmt: skip
+        else:
+            kept[p] = now - used
+            used = now
 
 
 @njit(nogil=True, cache=True)
 def count_around(
-    kind: int, a: Any, b: Any, start: int, stop: int, level: Any, mask: Any
+    kind: Any, a: Any, b: Any, start: int, stop: int, level: Any, mask: Any
 ) -> tuple[int, int]:  # pragma: no cover
     """How many magnitudes lie above a level, and how many upon it (a memory step's sum stands in `a` already)."""
     above, upon = 0, 0
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if kind == DIFFERENCE else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         above += magnitude > level
         upon += magnitude == level
@@ -291,13 +204,13 @@ def count_around(
 
 @njit(nogil=True, cache=True)
 def histogram_of(
-    kind: int, a: Any, b: Any, start: int, stop: int, mask: Any, prefix: Any, done: int, shift: int, counts: Any
+    kind: Any, a: Any, b: Any, start: int, stop: int, mask: Any, prefix: Any, done: int, shift: int, counts: Any
 ) -> None:  # pragma: no cover
     """Count the 12-bit digits at `shift` of the magnitudes whose bits above `done` equal the prefix."""
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if kind == DIFFERENCE else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         if done >= 63 or magnitude >> done == prefix:
             counts[i & 3, (magnitude >> shift) & 4095] += 1
@@ -305,7 +218,7 @@ def histogram_of(
 
 @njit(nogil=True, cache=True)
 def take_exact(
-    kind: int,
+    kind: Any,
     a: Any,
     b: Any,
     start: int,
@@ -322,16 +235,161 @@ def take_exact(
     scratch = np.empty(1, a.dtype)
     bits = scratch.view(mask.dtype)
     for i in range(start, stop):
-        scratch[0] = b[i] - a[i] if kind == DIFFERENCE else a[i]
+        scratch[0] = entry(kind, a, b, i)
         magnitude = bits[0] & mask[0]
         if magnitude > kth or (magnitude == kth and ties > 0):
             ties -= magnitude == kth
             out_places[n] = i
             out_entries[n] = scratch[0]
             n += 1
-            if kind == MEMORY:
+            if is_memory(kind):
                 a[i] = 0
-            elif kind == DIFFERENCE:
+            elif is_difference(kind):
                 a[i] += scratch[0]
             if n == k:
                 return
+
+
+class _Pieces:
+    """A layout's non-empty pieces as arrays for the kernels."""
+
+    def __init__(self, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None, dtype: Any) -> None:
+        filled = [i for i, piece in enumerate(layout.pieces) if piece.numel]
+        self.starts = np.array([layout.pieces[i].offset for i in filled], np.int64)
+        self.stops = self.starts + np.array([layout.pieces[i].numel for i in filled], np.int64)
+        self.counts = np.array([counts[i] for i in filled], np.int64)
+        self.ratios = np.array([ratios[i] if ratios else 1.0 for i in filled], dtype)
+        self.ends = np.cumsum(self.counts)
+
+
+def largest(
+    kind: Any, first: Tensor, second: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """The top-k of one kind of step: positions and values."""
+    work = first.contiguous()
+    a, b = work.numpy(), second.contiguous().numpy()
+    pieces = _Pieces(layout, counts, ratios, a.dtype)
+    total = int(pieces.counts.sum())
+    places, entries = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=first.dtype)
+    if total:
+        _Selection(kind, a, b, pieces, places.numpy(), entries.numpy()).run()
+    if work is not first and kind != PLAIN:
+        first.copy_(work)
+    return places, entries
+
+
+class _Selection:
+    """One selection: the threads' sweeps, then the pieces they share, then those that were misjudged."""
+
+    def __init__(self, kind: Any, a: Any, b: Any, pieces: _Pieces, places: Any, entries: Any) -> None:
+        self.kind, self.a, self.b, self.pieces = kind, a, b, pieces
+        self.places, self.entries = places, entries
+        integer = np.int32 if a.dtype == np.float32 else np.int64
+        self.mask = np.array([np.iinfo(integer).max], integer)
+        self.floors = np.zeros(pieces.starts.size, integer)
+        self.failed = np.zeros(pieces.starts.size, np.bool_)
+
+    def run(self) -> None:
+        shared = self._shared()
+        at_once(lambda i: self._estimate(shared[i]), len(shared))
+        shares = in_parallel(self._sweep, self.a.size)
+        for p in shared:
+            self._settle_together(p, [_Share(p, *share) for share in shares])
+        for misjudged in np.flatnonzero(self.failed):
+            self._settle_exactly(int(misjudged))
+
+    def _shared(self) -> list[int]:
+        """The pieces that are cut by the end of a thread's share."""
+        cuts = bounds(self.a.size)[1:-1]
+        owners = np.searchsorted(self.pieces.stops, cuts, side="right")
+        return sorted({int(p) for p, cut in zip(owners, cuts, strict=True) if self.pieces.starts[p] < cut})
+
+    def _estimate(self, p: int) -> None:
+        pieces = self.pieces
+        self.floors[p] = sample_threshold(
+            self.kind, self.a, self.b, pieces.ratios[p], pieces.starts[p], pieces.stops[p], pieces.counts[p], self.mask
+        )
+
+    def _sweep(self, share: int, begin: int, end: int) -> tuple[Any, Any, Any, Any]:
+        pieces = self.pieces
+        room = min(4 * int(pieces.counts.sum()) + 4096, end - begin + 64)
+        places, entries = np.empty(room, np.int64), np.empty(room, self.a.dtype)
+        before = np.empty(room if is_difference(self.kind) else 0, self.a.dtype)
+        kept = np.zeros(pieces.starts.size, np.int64)
+        sweep(
+            self.kind, self.a, self.b, pieces.ratios, pieces.starts, pieces.stops, pieces.counts, pieces.ends,
+            self.floors, self.mask, begin, end, places, entries, before, kept, self.failed, self.places, self.entries,
+        )  # fmt: skip
+        return places, entries, before, kept
+
+    def _settle_together(self, p: int, shares: list[_Share]) -> None:
+        """A piece that several threads share: one k-th magnitude, then each thread's winners go to their place."""
+        k = int(self.pieces.counts[p])
+        if self.failed[p] or sum(share.places.size for share in shares) < k:
+            for share in shares:
+                put_back(self.kind, self.a, share.places, share.entries, share.before)
+            self.failed[p] = True
+            return
+        kth, ties = kth_magnitude(np.concatenate([share.entries for share in shares]), self.mask, k)
+        place = int(self.pieces.ends[p]) - k
+        tasks = []
+        for share in shares:
+            above, upon = count_around(PLAIN, share.entries, share.entries, 0, share.entries.size, kth, self.mask)
+            upon = min(upon, ties)
+            tasks.append((share, upon, slice(place, place + above + upon)))
+            ties, place = ties - upon, place + above + upon
+        at_once(lambda i: self._settle(kth, *tasks[i]), len(tasks))
+
+    def _settle(self, kth: Any, share: _Share, ties: int, out: slice) -> None:
+        settle(
+            self.kind, self.a, share.places, share.entries, share.before, self.mask, kth, ties,
+            self.places[out], self.entries[out],
+        )  # fmt: skip
+
+    def _settle_exactly(self, p: int) -> None:
+        """The sample misjudged the piece: find its k-th magnitude by counting, then take the winners."""
+        start, stop, k = int(self.pieces.starts[p]), int(self.pieces.stops[p]), int(self.pieces.counts[p])
+        out = slice(int(self.pieces.ends[p]) - k, int(self.pieces.ends[p]))
+        kth, ties = self._kth(start, stop, k, self.floors[p])
+        take_exact(self.kind, self.a, self.b, start, stop, self.mask, kth, ties, self.places[out], self.entries[out], k)
+
+    def _kth(self, start: int, stop: int, k: int, floor: Any) -> tuple[Any, int]:
+        """The k-th magnitude of a piece: the floor itself where there are many ties, else digit by digit."""
+        around = in_parallel(
+            lambda _, i, j: count_around(self.kind, self.a, self.b, start + i, start + j, floor, self.mask),
+            stop - start,
+        )
+        above, upon = (sum(part[i] for part in around) for i in range(2))
+        if above < k <= above + upon:
+            return floor, k - above
+        prefix, done, left = self.mask.dtype.type(0), 63, k
+        for shift in (20, 8, 0) if self.mask.dtype == np.int32 else (52, 40, 28, 16, 4, 0):
+            counts = self._digits(start, stop, prefix, done, shift)
+            width = min(12, done - shift)
+            digit = (1 << width) - 1 if done < 63 else 4095
+            while counts[digit] < left:
+                left -= int(counts[digit])
+                digit -= 1
+            prefix = self.mask.dtype.type((int(prefix) << width if done < 63 else 0) | digit)
+            done = shift
+        return prefix, left
+
+    def _digits(self, start: int, stop: int, prefix: Any, done: int, shift: int) -> Any:
+        def count(share: int, i: int, j: int) -> Any:
+            counts = np.zeros((4, 4096), np.int64)
+            histogram_of(self.kind, self.a, self.b, start + i, start + j, self.mask, prefix, done, shift, counts)
+            return counts.sum(0)
+
+        counts = sum(in_parallel(count, stop - start))
+        if done < 63 and done - shift < 12:  # the last digit is narrower: fold the bits of the prefix away
+            counts = counts.reshape(-1, 1 << (done - shift)).sum(0)
+        return counts
+
+
+class _Share:
+    """One thread's candidates of a piece that it shares with others."""
+
+    def __init__(self, p: int, places: Any, entries: Any, before: Any, kept: Any) -> None:
+        start = int(kept[:p].sum())
+        mine = slice(start, start + int(kept[p]))
+        self.places, self.entries, self.before = places[mine], entries[mine], before[mine]

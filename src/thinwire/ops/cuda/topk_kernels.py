@@ -197,7 +197,9 @@ def _add_to_histogram(histogram, piece, bins, chosen, BINS: tl.constexpr):
     tl.atomic_add(histogram + piece * BINS + bins, bins * 0 + 1, mask=chosen)
 
 
-@triton.jit(do_not_specialize=["pieces", "tiles", "capacity"])  # with a constant 1 for pieces Triton 3.6 fails to compile
+@triton.jit(
+    do_not_specialize=["pieces", "tiles", "capacity"]
+)  # with a constant 1 for pieces Triton 3.6 fails to compile
 def weigh(
     a, b, starts, pieces, reached, tiles, capacity, floors, shifts, histogram, places, entries, owners,
     again: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,

@@ -1,0 +1,71 @@
+"""Comparisons of 64 numbers at once, as one word of 64 bits: what numba's own loops do not become.
+
+A loop that asks every number of a block whether it is large misleads the branch predictor at every find; one comparison
+of the whole block and a walk along the set bits does so once for each block that holds any.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 64
+
+
+@intrinsic
+def at_least(typing: Any, x: Any, start: Any, mask: Any, level: Any) -> Any:
+    """Of the LANES floats from x[start]: those whose bits & mask >= level, lowest bit first. No bounds check."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers = _load(context, builder, signature.args[0], arguments[0], arguments[1])
+        return _compare(builder, numbers, arguments[2], arguments[3])
+
+    return types.uint64(x, types.intp, mask, mask), emit
+
+
+@intrinsic
+def differ_at_least(typing: Any, x: Any, y: Any, start: Any, mask: Any, level: Any) -> Any:
+    """`at_least` of y - x, which is written nowhere."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_x, of_y = (_load(context, builder, signature.args[i], arguments[i], arguments[2]) for i in (0, 1))
+        return _compare(builder, builder.fsub(of_y, of_x), arguments[3], arguments[4])
+
+    return types.uint64(x, y, types.intp, mask, mask), emit
+
+
+def _load(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:
+    """LANES numbers of an array, as a vector."""
+    number = context.get_value_type(array_type.dtype)
+    address = builder.gep(context.make_array(array_type)(context, builder, array).data, [start])
+    numbers = builder.load(builder.bitcast(address, ir.VectorType(number, LANES).as_pointer()))
+    numbers.align = array_type.dtype.bitwidth // 8
+    return numbers
+
+
+def _compare(builder: Any, numbers: Any, mask: Any, level: Any) -> Any:
+    """One bit for each number: whether its bits & mask, as an integer, reach the level."""
+    vector = ir.VectorType(mask.type, LANES)
+    magnitudes = builder.and_(builder.bitcast(numbers, vector), _splat(builder, mask, vector))
+    return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, level, vector)), ir.IntType(LANES))
+
+
+def _splat(builder: Any, value: Any, vector: Any) -> Any:
+    """A vector whose lanes all hold the value."""
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), lanes)
+
+
+@intrinsic
+def lowest(typing: Any, word: Any) -> Any:
+    """The place of the lowest set bit of a word that is not zero."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], cgutils.true_bit)
+
+    return types.int64(types.uint64), emit

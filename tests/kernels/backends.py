@@ -1,0 +1,95 @@
+"""The back-ends that every operation is compared over, and the awkward vectors they are given."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire import Layout, ops
+from thinwire.ops import reference
+
+BACKENDS = [
+    pytest.param("reference", "cpu", id="reference"),
+    pytest.param(
+        "numba", "cpu", id="numba", marks=pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba")
+    ),
+    pytest.param(None, "cuda", id="cuda", marks=pytest.mark.gpu),
+]
+LAYOUTS = {
+    "one": [1],
+    "none": [0],
+    "odd": [63, 0, 64, 1, 65, 127],
+    "many": [7] * 40 + [1000],
+    "large": [150_001, 3, 77_777],  # more than one thread's smallest share, and larger than a sample
+}
+KINDS = (
+    "normal",
+    "ties",
+    "zeros",
+    "sparse",
+    "heavy",
+    "sorted",
+    "falling",
+    "one huge",
+    "equal",
+    "denormal",
+    "negative zero",
+)
+
+
+def layout_of(shape: str) -> Layout:
+    return Layout.of([(str(i), i, (n,)) for i, n in enumerate(LAYOUTS[shape])])
+
+
+def ratios_of(layout: Layout) -> list[float]:
+    """A ratio for each piece, not all of them one."""
+    return ([1.0, 0.5, 2.0, 1.0 / 3] + [1.0] * len(layout.pieces))[: len(layout.pieces)]
+
+
+def pair(kind: str, numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two vectors whose sum and difference are of an awkward kind."""
+    generator = torch.Generator().manual_seed(numel)
+    x, y = (torch.randn(numel, generator=generator, dtype=dtype) for _ in range(2))
+    match kind:
+        case "ties":
+            return x.round(), y.round()
+        case "zeros":
+            return x * 0, y * 0
+        case "sparse":
+            few = torch.rand(numel, generator=generator) < 0.003
+            return x * few, y * few
+        case "heavy":
+            return x**9, y
+        case "sorted" | "falling":
+            return x.sort(descending=kind == "falling").values, y * 0
+        case "one huge":
+            x = x * 1e-3
+            x[numel // 2 :][:1] = 1e30
+            return x, y * 1e-3
+        case "equal":
+            return torch.full_like(x, 1.5), torch.full_like(y, 0.25)
+        case "denormal":
+            return x * torch.finfo(dtype).tiny / 8, y * torch.finfo(dtype).tiny / 8
+        case "negative zero":
+            return -x.abs().clamp(max=0.1) * 0, -y.abs() * 0
+    return x, y
+
+
+def check(
+    op: str, x: Tensor, others: tuple[Tensor, ...], more: tuple[object, ...], name: str | None, device: str
+) -> None:
+    """One operation by the back-end and by the reference: positions, values, and what is left in place."""
+    mine, its = x.clone().to(device), x.clone()
+    given = tuple(other.to(device) for other in others)
+    if name is None:
+        found = getattr(ops, op)(mine, *given, *more)
+    else:
+        with ops.backend(name):
+            found = getattr(ops, op)(mine, *given, *more)
+    expected = getattr(reference, op)(its, *others, *more)
+    for a, b in zip((*found, mine), (*expected, its), strict=True):
+        assert torch.equal(a.cpu(), b), op
+        assert torch.equal(a.cpu().signbit(), b.signbit()), op
