@@ -38,6 +38,13 @@ class Reader:
         """The next `count` numbers of `dtype`."""
         return self.take(count * dtype.itemsize).clone().view(dtype)
 
+    def bits(self, count: int) -> Tensor:
+        """The bytes of the next `count` bits; those left over in the last byte must be zero."""
+        packed = self.take((count + 7) // 8)
+        if count % 8:
+            self.require((packed[-1:] >> count % 8 == 0).all(), "bits beyond the last number of a message are not zero")
+        return packed
+
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
         """What must hold of the message's contents; `problem` is formatted with the details."""
         if not holds:
