@@ -1,7 +1,14 @@
-"""The same oracle under atheris, which keeps whatever message reaches a new line of the decoders."""
+"""The same oracle under atheris, which keeps whatever message reaches a new line of the decoders.
+
+    pip install atheris
+    THINWIRE_BACKEND=reference python -m tests.fuzz.guided --seconds 120 [--seed 0]
+
+The decoders in plain torch (THINWIRE_BACKEND=reference) show atheris more of themselves than compiled kernels do.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -10,8 +17,7 @@ from typing import Any
 import atheris
 import torch
 
-# what is imported here is instrumented: the decoders in plain torch show more of themselves than compiled kernels do
-with atheris.instrument_imports(include=["thinwire"]):
+with atheris.instrument_imports(include=["thinwire"]):  # nothing of thinwire may be imported before
     from tests.fuzz.corpus import Link, Sample, links, samples
     from tests.fuzz.oracle import ACCEPTED, examine_message, examine_payload, resealed
 
@@ -43,3 +49,15 @@ def _examine(data: bytes, sources: list[Any]) -> None:
     if message != source.message and examine_message(message, source) == ACCEPTED:
         # a search that finds a checksum by itself is no damage: it has made another valid message
         assert resealed(message) == message
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    search(options.seconds, options.seed)
+
+
+if __name__ == "__main__":
+    main()
