@@ -15,6 +15,7 @@ import importlib
 import json
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -93,7 +94,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("thinwire.channel:Channel", "send", "send: python around the rest"),
     ("thinwire.channel:Channel", "receive", "receive: python around the rest"),
     ("thinwire.channel:Channel", "_measure", "norms for the ledger (each tenth step)"),
-    ("thinwire.channel", "first_nonfinite", "finite check"),
+    ("thinwire.channel", "_first_nonfinite", "finite check"),
     ("thinwire.channel:Part", "take", "take the part out of the bucket"),
     ("thinwire.channel:Part", "put", "put the part into the bucket"),
     ("thinwire.store:Store", "remember", "remember the state (undo copy)"),
@@ -239,7 +240,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     options = parser.parse_args()
     times, parts = measure(options.rounds)
-    console = Console(highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if options.json:
         print(json.dumps({"step_ms": times, "parts_ms": parts}))
         return
