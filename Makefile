@@ -79,7 +79,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[tasks,report,fast]'
+	$(PIP_INSTALL) -e '.[tasks,report,fast,bench]'
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python

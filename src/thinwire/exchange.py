@@ -86,7 +86,8 @@ class Group:
         """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once."""
         sizes = [message.numel()] * self.size if fixed else self._sizes(message)
         longest = max(sizes)
-        padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
+        short = longest - message.numel()
+        padded = torch.nn.functional.pad(message, (0, short)) if short else message  # padding by nothing would copy
         gathered = padded.new_empty(self.size * longest)
         work = _start_all_gather(gathered, padded, self.group)
         self._in_use += [work, padded, gathered]

@@ -28,13 +28,13 @@ from thinwire import (
     ScaledSign,
     TopK,
 )
-from thinwire.channel import Channel
+from thinwire.channel import Channel, _first_nonfinite
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
 from thinwire.ops import checksum
 from thinwire.payload import Dense, Empty, Payload, pack_payload
-from thinwire.payload.envelope import CHECKED
+from thinwire.payload.envelope import CHECKED, FINITE
 from thinwire.payload.message import fields
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (7,)}
@@ -469,3 +469,25 @@ def test_a_flipped_bit_anywhere_is_refused(rule: Feedback | Route, place: int, b
     finally:
         for end in ends:
             end.abandon()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 11, 12, 16, 23])
+def test_one_bad_number_among_many_is_found_whatever_they_sum_to(dtype: torch.dtype, bad: float, place: int) -> None:
+    end = channels(MemSGD(TOP), 1)[0]
+    layout = end.layout(list(SHAPES))
+    x = torch.full((layout.numel,), -1.0, dtype=dtype)
+    assert int(_first_nonfinite(x, layout)) == FINITE
+    x[place] = bad
+    owner = next(i for i, piece in enumerate(layout.pieces) if place < piece.part.stop)
+    assert int(_first_nonfinite(x, layout)) == owner
+    x[:2] = torch.tensor([math.inf, -math.inf])
+    assert int(_first_nonfinite(x, layout)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    end = channels(MemSGD(TOP), 1)[0]
+    layout = end.layout(list(SHAPES))
+    assert int(_first_nonfinite(torch.full((layout.numel,), torch.finfo(dtype).max, dtype=dtype), layout)) == FINITE

@@ -261,3 +261,43 @@ def test_rounding_loss_stays_with_the_sender() -> None:
         torch.tensor([1.0 + 2**-12, 3.0]), torch.tensor([0, 1]), layout, value_format("bfloat16"), counted=True
     )
     assert payload.values.tolist() == [1.0, 3.0]
+
+
+def test_an_exponent_that_no_sender_writes_is_refused() -> None:
+    """Code 255 was once read as 254, the number 2^127."""
+    layout = Layout.of([("x", 0, (9,))])
+    message = pack_payload(Natural()(gaussian(layout, torch.float32), layout, KEY))
+    message[1] = 255
+    with pytest.raises(WireError, match="exponent beyond 127"):
+        read(message, layout, torch.float32)
+
+
+def test_a_level_of_zero_with_a_sign_is_refused() -> None:
+    layout = Layout.of([("x", 0, (4,))])
+    message = pack_payload(QSGD(1, 4)(torch.zeros(4), layout, KEY))
+    message[-1] = 0b10
+    with pytest.raises(WireError, match="zero with a sign"):
+        read(message, layout, torch.float32)
+
+
+@pytest.mark.parametrize("compressor", [ScaledSign(), QSGD(1), Natural()], ids=str)
+def test_padding_behind_signs_and_levels_must_be_zero(compressor: Compressor) -> None:
+    layout = Layout.of([("x", 0, (9,))])
+    message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
+    message[-1] |= 128
+    with pytest.raises(WireError, match="beyond the last number"):
+        read(message, layout, torch.float32)
+
+
+def test_padding_behind_flags_must_be_zero() -> None:
+    message = pack_payload(Flagged(torch.tensor([True]), Empty()))
+    message[1] |= 2
+    with pytest.raises(WireError, match="beyond the last number"):
+        read(message, Layout.of([("x", 0, (9,))]), torch.float32)
+
+
+def test_a_forged_block_length_costs_nothing() -> None:
+    """Blocks of one number in a vector of 10^11: the message is refused before anything of that size is made."""
+    message = torch.tensor([4, 1, 0, 0, 0, 9, 9], dtype=torch.uint8)
+    with pytest.raises(WireError, match="ends too early"):
+        read(message, Layout.of([("x", 0, (10**11,))]), torch.float32)

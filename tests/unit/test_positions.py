@@ -110,7 +110,7 @@ def test_gaps_that_lead_beyond_the_vector_are_refused() -> None:
     positions = torch.arange(0, 100, 10)
     packed = pack_positions(positions, 100)
     packed[-1] <<= 1  # the last gap's quotient grows by one
-    with pytest.raises(WireError, match=r"marks|below 100"):
+    with pytest.raises(WireError, match=r"marks|below 100|beyond the last"):
         unpack_positions(Reader(packed), 100, 10)
 
 
@@ -119,3 +119,24 @@ def test_a_map_longer_than_any_gaps_need_is_refused() -> None:
     packed[:4] = 255
     with pytest.raises(WireError, match="announces a map of"):
         unpack_positions(Reader(packed), 100, 10)
+
+
+@pytest.mark.parametrize(
+    ("numel", "positions", "place"),
+    [(61, list(range(0, 61, 2)), -1), (61, [3, 40], 1), (61, [3, 40], -1), (61, list(range(0, 60, 7)), -1)],
+    ids=["bitmap", "low parts", "map", "gaps"],
+)
+def test_padding_that_is_not_zero_is_refused(numel: int, positions: list[int], place: int) -> None:
+    packed = pack_positions(torch.tensor(positions), numel)
+    packed[place] |= 128
+    with pytest.raises(WireError, match="beyond the last number"):
+        unpack_positions(Reader(packed), numel, len(positions))
+
+
+def test_a_map_of_gaps_that_goes_on_after_its_last_mark_is_refused() -> None:
+    """The same positions with a longer map: once accepted, so that two messages meant the same."""
+    packed = pack_positions(torch.arange(0, 96, 12), 100)
+    packed[0] += 1
+    longer = torch.cat([packed, packed.new_zeros(1)]) if int(packed[0]) % 8 == 1 else packed
+    with pytest.raises(WireError, match="goes on after its last mark"):
+        unpack_positions(Reader(longer), 100, 8)

@@ -80,3 +80,15 @@ def test_what_was_read_does_not_change_with_the_message() -> None:
     numbers = Reader(source).numbers(1, torch.float32)
     source.zero_()
     assert numbers.item() == 1.0
+
+
+@pytest.mark.parametrize("count", range(17))
+def test_bits_left_over_in_the_last_byte_must_be_zero(count: int) -> None:
+    """Padding that is not zero was once read as if it were: two messages meant the same."""
+    nbytes = (count + 7) // 8
+    assert Reader(message(*[0] * nbytes)).bits(count).numel() == nbytes
+    for spare in range(count, 8 * nbytes):
+        packed = message(*[0] * nbytes)
+        packed[-1] = 1 << spare % 8
+        with pytest.raises(WireError, match="beyond the last number"):
+            Reader(packed).bits(count)

@@ -225,3 +225,53 @@ def test_contraction_left_after_rounding_is_kept(written: ValueFormat) -> None:
         rounded = written.round(values, torch.zeros(50, dtype=torch.int64), pieces(1))
         left = float((values - rounded).square().sum() / values.square().sum())
         assert left <= 1 - written.keeps(1.0, 50)
+
+
+@pytest.mark.parametrize("name", ["float16", "exponent4"])
+@pytest.mark.parametrize(
+    ("forged", "piece", "dtype"),
+    [
+        *((forged, 1, dtype) for forged in (NO_VALUE + 1, -300, 0, 5, 200, 30000) for dtype in DTYPES),
+        *((forged, 0, dtype) for forged in (NO_VALUE + 1, 30000) for dtype in DTYPES),
+        *((forged, 0, torch.float32) for forged in (-300, 200)),
+    ],
+)
+def test_exponents_that_are_not_those_of_the_numbers_are_refused(
+    name: str, forged: int, piece: int, dtype: torch.dtype
+) -> None:
+    """Once any exponent was taken: numbers came out as zero or infinity, or two messages meant the same."""
+    values, groups = torch.tensor([4.0, 0.5], dtype=dtype), torch.tensor([0, 0])  # the second piece has no number
+    written = value_format(name)
+    packed = join(written.pack(values, groups, pieces(2)), torch.device("cpu"))
+    packed[2 * piece : 2 * piece + 2] = torch.tensor([forged], dtype=torch.int16).view(torch.uint8)
+    with pytest.raises(WireError, match="exponents in a message are not those"):
+        written.unpack(Reader(packed), groups, pieces(2), dtype)
+
+
+@pytest.mark.parametrize("half", [math.nan, math.inf, 2.0])
+def test_a_float16_beyond_its_range_is_refused(half: float) -> None:
+    written, groups = value_format("float16"), torch.tensor([0, 1])
+    packed = join(written.pack(torch.ones(2), groups, pieces(2)), torch.device("cpu"))
+    packed[-2:] = torch.tensor([half], dtype=torch.float16).view(torch.uint8)
+    with pytest.raises(WireError, match="exponents in a message are not those"):
+        written.unpack(Reader(packed), groups, pieces(2), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "count", "bits", "problem"),
+    [
+        (-1.0, 1, 0, "below zero"),
+        (-0.0, 1, 0, "below zero"),
+        (-0.0, 0, None, "below zero"),
+        (0.0, 1, 1, "signs of zero"),
+        (math.nan, 1, 1, "signs of zero"),
+        (1.0, 0, None, "no numbers"),
+    ],
+)
+def test_a_magnitude_that_no_sender_writes_is_refused(
+    magnitude: float, count: int, bits: int | None, problem: str
+) -> None:
+    packed = torch.tensor([magnitude]).view(torch.uint8).tolist() + ([] if bits is None else [bits])
+    reader = Reader(torch.tensor(packed, dtype=torch.uint8))
+    with pytest.raises(WireError, match=problem):
+        SIGN_ONLY.unpack(reader, torch.arange(count), pieces(2), torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import torch
 import typer
@@ -14,11 +14,13 @@ from rich.table import Table
 
 from thinwire.cli.console import console, say
 from thinwire.cli.options import decimals
+from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
-from thinwire.experiments.bench.kernels import bench_kernels
-from thinwire.experiments.bench.wire import MESSAGES, bench_wire
+from thinwire.experiments.bench.kernels import KernelRow, bench_kernels
+from thinwire.experiments.bench.wire import WireRow, bench_wire, better_than_ours
 from thinwire.experiments.provenance import cpu_model
 
+Row = TypeVar("Row", KernelRow, WireRow)
 bench = typer.Typer(no_args_is_help=True, help="Measure kernels and wire format on this machine.")
 
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
@@ -46,7 +48,7 @@ def kernels(
     if as_json:
         return
     table = _table("op", "pieces", "numbers", "kept", "ours", "least - most", "x floor", "torch / ours", "numpy / ours")
-    for row in rows:
+    for row in (row.plain() for row in rows):
         low, high = row["ours_spread_ms"]
         table.add_row(
             row["op"],
@@ -59,7 +61,7 @@ def kernels(
             f"{row['torch_over_ours']:.1f}",
             f"{row['numpy_over_ours']:.1f}",
         )
-    _show(table, f"{numel:,} float32, floor: in-place add, {rows[0]['floor_ms']:.1f} ms")
+    _show(table, f"{numel:,} float32, floor: in-place add, {rows[0].floor_ms:.1f} ms")
 
 
 @bench.command("wire")
@@ -70,7 +72,9 @@ def wire(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Bits a position takes beside its entropy and other codes, and the time to pack, and to unpack and add messages.
+    """Bits a position takes beside its entropy and other codes, with the time of each, and the time of whole messages.
+
+    The extra `bench` (pyroaring, zstandard) brings the libraries to compare with.
 
     **Example**
 
@@ -79,17 +83,12 @@ def wire(
     rows = list(_rows(bench_wire(*_checked(numel, densities, repeats, threads)), as_json))
     if as_json:
         return
-    table = _table(
-        "kept", "entropy", "ours", "x entropy", "int32", "int64", "12-bit chunks", "step", "pack", f"unpack {MESSAGES}"
-    )
+    say(console(), _title(f"{numel:,} numbers of a normal distribution, medians of {repeats}"))
+    for table in (size_table(rows), time_table(rows), message_table(rows)):
+        console().print(table)
     for row in rows:
-        bits = [f"{row[name]:.2f}" for name in ("entropy", "ours", "over_entropy", "int32", "int64", "chunks_of_4096")]
-        times = [f"{row[name]:.1f} ms" for name in ("memory_step_ms", "pack_ms", "unpack_and_add_ms")]
-        table.add_row(f"{row['density']:g}", *bits, *times)
-    _show(
-        table,
-        f"{numel:,} numbers; bits a position (each value takes 32 more); time to unpack and add {MESSAGES} messages",
-    )
+        better = ", ".join(better_than_ours(row)) or "none"
+        say(console(), f"smaller than thinwire's positions at {row.density:g}: {better}")
 
 
 def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> tuple[int, list[float], int]:
@@ -104,12 +103,12 @@ def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> t
     return numel, shares, repeats
 
 
-def _rows(rows: Iterator[Any], as_json: bool) -> Iterator[dict[str, Any]]:
+def _rows(rows: Iterator[Row], as_json: bool) -> Iterator[Row]:
     out = console()
     for row in rows if as_json else track(rows, "measuring", console=out, transient=True, disable=not out.is_terminal):
         if as_json:
             say(out, json.dumps(row.plain()))
-        yield row.plain()
+        yield row
 
 
 def _table(first: str, *others: str) -> Table:
@@ -122,5 +121,9 @@ def _table(first: str, *others: str) -> Table:
 
 def _show(table: Table, title: str) -> None:
     out = console()
-    say(out, f"{title}; {cpu_model()}, {torch.get_num_threads()} threads")
+    say(out, _title(title))
     out.print(table)
+
+
+def _title(title: str) -> str:
+    return f"{title}; {cpu_model()}, {torch.get_num_threads()} threads"

@@ -21,6 +21,11 @@ def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
     return torch.tensor(lengths, dtype=torch.int64, device=device)
 
 
+def block_count(layout: Layout, block: int) -> int:
+    """How many blocks there are."""
+    return sum(-(-piece.numel // block) for piece in layout.pieces)
+
+
 def spread(scales: Tensor, layout: Layout, block: int) -> Tensor:
     """Each block's scale, repeated for each of its entries."""
     return scales.repeat_interleave(block_lengths(layout, block, scales.device), output_size=layout.numel)
@@ -49,9 +54,10 @@ class Signs(Payload):
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        block = _block(reader)
-        scales = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
-        return cls(unpack_bits(reader.take((layout.numel + 7) // 8), layout.numel), scales, layout, block)
+        (block,) = reader.fields("I")
+        reader.require(block > 0, _NO_BLOCK)
+        scales = reader.numbers(block_count(layout, block), dtype)
+        return cls(unpack_bits(reader.bits(layout.numel), layout.numel), scales, layout, block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +87,16 @@ class Levels(Payload):
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        block = _block(reader)
-        (levels,) = reader.fields("I")
-        bits = levels.bit_length()
-        norms = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
-        codes = unpack_codes(reader.take((layout.numel * (bits + 1) + 7) // 8), bits + 1, layout.numel)
-        magnitude = codes & ((1 << bits) - 1)
+        block, levels = reader.fields("II")
+        reader.require(block > 0, _NO_BLOCK)
         reader.require(levels > 0, "message announces no levels")
+        bits = levels.bit_length()
+        norms = reader.numbers(block_count(layout, block), dtype)
+        codes = unpack_codes(reader.bits(layout.numel * (bits + 1)), bits + 1, layout.numel)
+        magnitude = codes & ((1 << bits) - 1)
+        reader.require((codes != 1 << bits).all(), "a level in the message is zero with a sign")
         reader.require((magnitude <= levels).all(), "a level in the message exceeds the {} levels it announces", levels)
         return cls(torch.where(codes >> bits == 1, -magnitude, magnitude), norms, layout, levels, block)
 
 
-def _block(reader: Reader) -> int:
-    block = int(reader.fields("I")[0])
-    reader.require(block > 0, "message announces blocks of length 0")
-    return block
+_NO_BLOCK = "message announces blocks of length 0"

@@ -4,7 +4,7 @@ byte 0   version and three zero bytes
      4   CRC-32 of all that follows (zlib's)
      8   digest of method, parameters, seed and step
     12   the flag: place of the first piece that is not finite, or -1
-    16   the body, and zeros up to a whole word of four bytes
+    16   the body; every field and every row of numbers begins at a whole word of four bytes
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.ops import checksum
-from thinwire.payload.message import Chunk, fields, join, padding, raw
+from thinwire.payload.message import Chunk, fields, join, raw
 from thinwire.payload.reader import Reader
 
 VERSION = 2
@@ -28,7 +28,7 @@ CHECKED = 8
 def seal(body: Sequence[Chunk], digest: int, flag: Tensor) -> Tensor:
     """The body behind its envelope, on the flag's device."""
     start: list[Chunk] = [fields("I", VERSION), fields("I", 0), fields("I", digest), raw(flag.to(torch.int32).view(1))]
-    message = join([*start, *body, padding(body)], flag.device)
+    message = join([*start, *body], flag.device)
     message[4:CHECKED] = checksum(message[CHECKED:])
     return message
 

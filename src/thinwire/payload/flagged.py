@@ -38,7 +38,7 @@ class Flagged(Payload):
         from thinwire.payload import format_of_tag  # the table of formats names this one
 
         count = len(layout.pieces)
-        replaces = unpack_bits(reader.take((count + 7) // 8), count)
+        replaces = unpack_bits(reader.bits(count), count)
         inner = format_of_tag(*reader.fields("B"))
         reader.require(inner is not cls, "a message holds flags within flags")
         return cls(replaces, inner.unpack(reader, layout, key, dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,24 +26,29 @@ def raw(values: Tensor) -> Tensor:
 
 
 def size(chunks: Sequence[Chunk]) -> int:
-    """The length of a message in bytes."""
-    return sum(len(chunk) if isinstance(chunk, bytes) else chunk.numel() for chunk in chunks)
-
-
-def padding(chunks: Sequence[Chunk]) -> bytes:
-    """Zeros that fill up the last word of four bytes: words at their natural places are read faster."""
-    return bytes(-size(chunks) % 4)
+    """The length of a message in bytes: every chunk begins at a whole word of four."""
+    lengths = (len(chunk) if isinstance(chunk, bytes) else chunk.numel() for chunk in chunks)
+    return sum(length + -length % 4 for length in lengths)
 
 
 def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
-    """The chunks as one message on a device."""
-    tensors = [_on_device(chunk, device) if isinstance(chunk, bytes) else chunk.to(device) for chunk in chunks]
-    return torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8, device=device)
+    """The chunks as one message on a device, each filled up with zeros to whole words of four bytes."""
+    parts = [torch.empty(0, dtype=torch.uint8, device=device)]
+    for chunk in chunks:
+        parts += _filled_up(chunk, device)
+    return torch.cat(parts)
 
 
-def _on_device(chunk: bytes, device: torch.device) -> Tensor:
+def _filled_up(chunk: Chunk, device: torch.device) -> list[Tensor]:
+    if isinstance(chunk, Tensor):
+        return [chunk.to(device), _zeros(device)[: -chunk.numel() % 4]] if chunk.numel() % 4 else [chunk.to(device)]
     if not chunk:
-        return torch.empty(0, dtype=torch.uint8, device=device)
-    tensor = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
+        return []
+    tensor = torch.frombuffer(bytearray(chunk + bytes(-len(chunk) % 4)), dtype=torch.uint8)
     # a copy from pinned memory does not make the host wait for the GPU
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return [tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)]
+
+
+@lru_cache(maxsize=16)
+def _zeros(device: torch.device) -> Tensor:
+    return torch.zeros(4, dtype=torch.uint8, device=device)

@@ -84,7 +84,7 @@ _ORDER = "positions are not strictly ascending below {}"
 
 
 def _from_bitmap(reader: Reader, numel: int, count: int) -> Tensor:
-    marks = ops.unpack_bits(reader.take((numel + 7) // 8), numel)
+    marks = ops.unpack_bits(reader.bits(numel), numel)
     reader.require(marks.sum() == count, _MARKS, marks.sum(), count)
     return torch.nonzero_static(marks, size=count, fill_value=0).squeeze(1)  # the size is known: no waiting for it
 
@@ -92,8 +92,8 @@ def _from_bitmap(reader: Reader, numel: int, count: int) -> Tensor:
 def _from_map(
     reader: Reader, length: int, count: int, width: int, bound: int
 ) -> tuple[Tensor, int | Tensor, bool | Tensor]:
-    low = reader.take((width * count + 7) // 8)
-    return ops.unpack_positions(low, reader.take((length + 7) // 8), width, length, count, bound)
+    low = reader.bits(width * count)
+    return ops.unpack_positions(low, reader.bits(length), width, length, count, bound)
 
 
 def _from_gaps(reader: Reader, numel: int, count: int, width: int) -> Tensor:
@@ -102,6 +102,7 @@ def _from_gaps(reader: Reader, numel: int, count: int, width: int) -> Tensor:
     reader.require(length <= numel + count, too_long, length, count, numel)
     sums, marks, _ = _from_map(reader, length, count, width, 1 << 62)
     reader.require(marks == count, _MARKS, marks, count)
+    reader.require(((sums[-1:] >> width) + count == length).all(), "position map goes on after its last mark")
     quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
     positions = (((quotients << width) | (sums & ((1 << width) - 1))) + 1).cumsum(0) - 1
     reader.require((positions[-1:] < numel).all(), _ORDER, numel)

@@ -37,5 +37,6 @@ class Powers(Payload):
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        codes = reader.take(layout.numel).clamp(max=254)
-        return cls(unpack_bits(reader.take((layout.numel + 7) // 8), layout.numel), codes, dtype)
+        codes = reader.take(layout.numel).clone()
+        reader.require((codes < 255).all(), "message holds an exponent beyond 127")
+        return cls(unpack_bits(reader.bits(layout.numel), layout.numel), codes, dtype)

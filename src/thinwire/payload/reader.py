@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire.errors import WireError
 
 T = TypeVar("T")
+_NOT_ZERO = "bytes that fill up a word of a message are not zero"
 
 
 class Reader:
@@ -28,22 +29,41 @@ class Reader:
         return self.message
 
     def take(self, nbytes: int) -> Tensor:
-        """The next `nbytes` bytes."""
+        """The next `nbytes` bytes; zeros fill up the last word of four."""
+        part = self._words(nbytes)
+        if nbytes % 4:
+            self.require((part[..., nbytes:] == 0).all(-1), _NOT_ZERO)
+        return part[..., :nbytes]
+
+    def _words(self, nbytes: int) -> Tensor:
+        """As many whole words of four bytes as hold `nbytes`."""
         left = self.message.numel() - self.place
-        if not 0 <= nbytes <= left:
+        if not 0 <= nbytes <= left - -nbytes % 4:
             raise WireError(
                 f"message ends too early: {nbytes} more bytes expected at byte {self.place}, {left} are left"
             )
-        self.place += nbytes
-        return self.message[self.place - nbytes : self.place]
+        start, self.place = self.place, self.place + nbytes + -nbytes % 4
+        return self.messages[..., start : self.place]
 
     def fields(self, layout: str) -> tuple[Any, ...]:
         """The next fixed fields, in `struct` notation, little-endian."""
-        return struct.unpack("<" + layout, bytes(self.take(struct.calcsize("<" + layout)).tolist()))
+        size = struct.calcsize("<" + layout)
+        found = bytes(self._words(size).tolist())
+        self.require(not any(found[size:]), _NOT_ZERO)
+        return struct.unpack("<" + layout, found[:size])
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
         """The next `count` numbers of `dtype`."""
         return self.take(count * dtype.itemsize).clone().view(dtype)
+
+    def bits(self, count: int) -> Tensor:
+        """The words that hold the next `count` bits; those left over must be zero."""
+        packed = self._words((count + 7) // 8)
+        if count % 8:
+            last = packed[..., count // 8]
+            self.require(last >> count % 8 == 0, "bits beyond the last number of a message are not zero")
+        self.require((packed[..., (count + 7) // 8 :] == 0).all(-1), _NOT_ZERO)
+        return packed
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
         """What must hold of the message's contents; `problem` is formatted with the details."""
@@ -51,11 +71,9 @@ class Reader:
             raise WireError(problem.format(*details))
 
     def finish(self) -> None:
-        """Check that nothing is left over but the zeros that fill up the last word of four bytes."""
-        left = self.message.numel() - self.place
-        if left > 3:
-            raise WireError(f"message is too long: {left} bytes after its end")
-        self.require((self.take(left) == 0).all(), "message ends in bytes that are not zero")
+        """Check that nothing is left over."""
+        if self.place != self.message.numel():
+            raise WireError(f"message is too long: {self.message.numel() - self.place} bytes after its end")
 
 
 class LateReader(Reader):
@@ -79,19 +97,16 @@ class LateReader(Reader):
     def messages(self) -> Tensor:
         return self._messages
 
-    def take(self, nbytes: int) -> Tensor:
-        super().take(nbytes)
-        return self._messages[:, self.place - nbytes : self.place]
-
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self._next]
         self._next += 1
-        self._spans.append((self.place, len(mine)))
-        self.take(len(mine))
+        self._spans.append((self.place, self._words(len(mine)).shape[1]))
         return struct.unpack("<" + layout, mine)
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
-        return self.take(count * dtype.itemsize).clone(memory_format=torch.contiguous_format).view(dtype)
+        part = self.take(count * dtype.itemsize)
+        in_place = part.storage_offset() % dtype.itemsize == 0 == part.stride(0) % dtype.itemsize
+        return (part if in_place else part.clone(memory_format=torch.contiguous_format)).view(dtype)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
         if isinstance(holds, Tensor):
@@ -127,8 +142,7 @@ class _Row(Reader):
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self.next]
         self.next += 1
-        self.spans.append((self.place, len(mine)))
-        self.take(len(mine))
+        self.spans.append((self.place, self._words(len(mine)).numel()))
         return struct.unpack("<" + layout, mine)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:

@@ -36,6 +36,9 @@ def _power(exponent: Tensor, dtype: torch.dtype) -> Tensor:
     return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64).to(dtype)
 
 
+_EXPONENTS = "the exponents in a message are not those of its numbers"
+
+
 class ValueFormat(ABC):
     """A way to write numbers: `round` says which values arrive, `pack` and `unpack` carry them unchanged."""
 
@@ -135,7 +138,12 @@ class Float16(ValueFormat):
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         halves = reader.numbers(positions.numel(), torch.float16).to(torch.float64)
-        return (halves * _power(exponent, torch.float64)[piece_of(positions, layout)]).to(dtype)
+        groups = piece_of(positions, layout)
+        exact = halves * _power(exponent, torch.float64)[groups]
+        values = exact.to(dtype)
+        fits = (halves.abs() < 2).all() & (values == exact).all()
+        reader.require(fits & (exponents(values, groups, len(layout.pieces)) == exponent).all(), _EXPONENTS)
+        return values
 
     def keeps(self, share: float, numel: int) -> float:
         return share * (1 - 2.0**-16)
@@ -165,10 +173,14 @@ class Exponent4(ValueFormat):
         return [raw(exponent), pack_codes(depth | ((rounded < 0).to(torch.int64) << 3), 4)]
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-        exponent = reader.numbers(len(layout.pieces), torch.int16)[piece_of(positions, layout)].to(torch.int64)
-        codes = unpack_codes(reader.take((positions.numel() + 1) // 2), 4, positions.numel())
-        reader.require((exponent != NO_VALUE).all(), "message sends values in a piece that it declares empty")
-        magnitude = _power(exponent - (codes & 7), dtype)
+        exponent = reader.numbers(len(layout.pieces), torch.int16)
+        codes = unpack_codes(reader.bits(4 * positions.numel()), 4, positions.numel())
+        groups = piece_of(positions, layout)
+        top = exponent[groups].to(torch.int64)
+        reader.require((top != NO_VALUE).all(), "message sends values in a piece that it declares empty")
+        magnitude = _power(top - (codes & 7), dtype)
+        fits = ((magnitude > 0) & magnitude.isfinite()).all()
+        reader.require(fits & (exponents(magnitude, groups, len(layout.pieces)) == exponent).all(), _EXPONENTS)
         return torch.where(codes >= 8, -magnitude, magnitude)
 
     def keeps(self, share: float, numel: int) -> float:
@@ -189,8 +201,13 @@ class SignOnly(ValueFormat):
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         magnitude = reader.numbers(1, dtype)
-        negative = unpack_bits(reader.take((positions.numel() + 7) // 8), positions.numel())
-        return torch.where(negative, -magnitude, magnitude)
+        negative = unpack_bits(reader.bits(positions.numel()), positions.numel())
+        values = torch.where(negative, -magnitude, magnitude)
+        fits = ~torch.signbit(magnitude).any() & ((values < 0) == negative).all()
+        reader.require(fits, "message holds a magnitude below zero, or signs of zero")
+        if not positions.numel():
+            reader.require((magnitude == 0).all(), "message holds a magnitude but no numbers")
+        return values
 
 
 _ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), Exponent4(), SignOnly())

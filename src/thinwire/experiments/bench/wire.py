@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from thinwire import Key, Layout, TopK
 from thinwire.compressors.density import kept
-from thinwire.experiments.bench.timing import side_by_side
+from thinwire.experiments.bench.codes import OURS, Absent, Code, codes, nbytes
+from thinwire.experiments.bench.timing import Timing, side_by_side
 from thinwire.payload import Payload, Reader, pack_payload, unpack_payload
 
 MESSAGES = 4
@@ -20,18 +23,31 @@ VALUE_BITS = 32
 
 
 @dataclass(frozen=True)
+class CodeResult:
+    """One code for the positions: bits a position, and milliseconds for the whole set; None where it was not run."""
+
+    name: str
+    bits: float | None = None
+    encode: Timing | None = None
+    decode: Timing | None = None
+    missing: str | None = None
+    """The package that would be needed."""
+
+
+@dataclass(frozen=True)
 class WireRow:
     """One density: bits a position, ours and others', and milliseconds."""
 
     density: float
+    numel: int
+    kept: int
     entropy: float
     ours: float
-    int32: float
-    int64: float
-    chunks_of_4096: float
+    value_bits: int
     memory_step_ms: float
     pack_ms: float
     unpack_and_add_ms: float
+    codes: tuple[CodeResult, ...]
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "over_entropy": self.ours / self.entropy}
@@ -50,7 +66,7 @@ def _row(layout: Layout, x: torch.Tensor, density: float, repeats: int) -> WireR
     compressor, memory, out = TopK(density), torch.zeros_like(x), torch.zeros_like(x)
     payload = compressor(x, layout, Key())
     message = pack_payload(payload)
-    contenders = {
+    contenders: dict[str, Callable[[], object]] = {
         "step": lambda: compressor.take_(memory, x, None, layout, Key()),
         "pack": lambda: pack_payload(payload),
         "unpack": lambda: [_unpack(message, layout).add_to(out) for _ in range(MESSAGES)],
@@ -58,19 +74,47 @@ def _row(layout: Layout, x: torch.Tensor, density: float, repeats: int) -> WireR
     timed = side_by_side(contenders, memory.zero_, repeats)
     return WireRow(
         density,
+        numel,
+        k,
         entropy=_log2_binomial(numel, k) / k,
         ours=8 * message.numel() / k - VALUE_BITS,
-        int32=32.0,
-        int64=64.0,
-        chunks_of_4096=12 + 12 * numel / 4096 / k,  # a 12-bit place in each chunk, and a count for each chunk
+        value_bits=VALUE_BITS,
         memory_step_ms=timed["step"].median,
         pack_ms=timed["pack"].median,
         unpack_and_add_ms=timed["unpack"].median,
+        codes=tuple(_compare(payload.positions.numpy(), numel, repeats)),
     )
 
 
 def _unpack(message: torch.Tensor, layout: Layout) -> Payload:
     return unpack_payload(Reader(message), layout, Key(), torch.float32)
+
+
+def _compare(positions: Any, numel: int, repeats: int) -> Iterator[CodeResult]:
+    """Every code over the same positions, each made sure to give them back, all timed in turns."""
+    every = codes(positions, numel)
+    present = [code for code in every if isinstance(code, Code)]
+    packed = {code.name: code.encode() for code in present}
+    for code in present:
+        assert np.array_equal(code.decode(packed[code.name]), positions), f"{code.name} lost positions"
+    encode = side_by_side({code.name: code.encode for code in present}, lambda: None, repeats)
+    decoders = {code.name: partial(code.decode, packed[code.name]) for code in present}
+    decode = side_by_side(decoders, lambda: None, repeats)
+    for one in every:
+        if isinstance(one, Absent):
+            yield CodeResult(one.name, missing=one.package)
+        else:
+            bits = 8 * nbytes(packed[one.name]) / positions.size
+            yield CodeResult(one.name, bits, encode[one.name], decode[one.name])
+    # a 12-bit place in each chunk of 4,096, and a count for each chunk
+    yield CodeResult("12 bits in chunks", 12 + 12 * numel / 4096 / positions.size)
+
+
+def better_than_ours(row: WireRow) -> list[str]:
+    """The codes that take fewer bits than ours for the positions alone, with how much of ours they take."""
+    ours = next(code.bits for code in row.codes if code.name == OURS)
+    assert ours is not None
+    return [f"{c.name} ({c.bits / ours:.1%} of ours)" for c in row.codes if c.bits is not None and c.bits < ours]
 
 
 def _log2_binomial(n: int, k: int) -> float:

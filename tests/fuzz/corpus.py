@@ -1,0 +1,209 @@
+"""Real messages to damage: every payload format and every way to write values, over several layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from thinwire import (
+    EF21,
+    QSGD,
+    Compressor,
+    EF21Plus,
+    Feedback,
+    HardThreshold,
+    Identity,
+    Key,
+    Layout,
+    MemSGD,
+    Natural,
+    Plain,
+    RandK,
+    Route,
+    ScaledSign,
+    Strom,
+    TopK,
+)
+from thinwire.channel import Channel, Outgoing, Part
+from thinwire.payload import Empty, Flagged, Payload, Reader, chunks_of
+from thinwire.payload.message import Chunk, join
+
+CPU = torch.device("cpu")
+KEY = Key(seed=1, step=2, worker=3)
+LAYOUTS = [
+    Layout.of([("a", 0, (3, 5)), ("b", 1, (0, 4)), ("c", 2, (1,)), ("d", 3, ()), ("f", 7, (33,))]),
+    Layout.of([("a", 0, (7,)), ("b", 1, (300,))]),
+    Layout.of([("a", 0, (61,))]),
+    Layout.of([("a", 0, (5,))]),
+]
+VALUES = ("full", "float32", "bfloat16", "float16", "exponent4")
+COMPRESSORS: list[Compressor] = [
+    Identity(),
+    *(TopK(share, values=name) for share in (0.5, 0.2, 0.03) for name in VALUES),  # bitmap, gaps, Elias-Fano
+    *(RandK(0.3, shared=True, values=name) for name in VALUES[:-1]),
+    HardThreshold(9.0),
+    *(Strom(tau) for tau in (0.5, 1.5, 9.0)),
+    ScaledSign(),
+    ScaledSign(4),
+    QSGD(1),
+    QSGD(5, 4),
+    QSGD(65535, 7),
+    Natural(),
+]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One packed payload: its bytes, and where in them its chunks begin and end."""
+
+    label: str
+    layout: Layout
+    dtype: torch.dtype
+    message: bytes
+    fields: tuple[tuple[int, int], ...]
+    """Start and end of each run of fixed fields (tags, counts, lengths)."""
+    ends: tuple[int, ...]
+    """Where chunks end: their last byte may hold padding."""
+
+
+def samples() -> list[Sample]:
+    """Payloads of every format, value format and layout, in both precisions of a state."""
+    return [
+        _sample(payload, layout, dtype)
+        for layout, dtype in product(LAYOUTS, (torch.float32, torch.float64))
+        for payload in _payloads(layout, dtype)
+    ]
+
+
+def _payloads(layout: Layout, dtype: torch.dtype) -> list[Payload]:
+    x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(layout.numel), dtype=torch.float64).to(dtype)
+    made = [compressor(x, layout, KEY) for compressor in COMPRESSORS]
+    flags = torch.arange(len(layout.pieces)) % 2 == 0
+    return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, -2))]
+
+
+def _sample(payload: Payload, layout: Layout, dtype: torch.dtype) -> Sample:
+    chunks = chunks_of(payload)
+    spans = _spans(chunks, 0)
+    fixed = tuple(span for span, chunk in zip(spans, chunks, strict=True) if isinstance(chunk, bytes))
+    return Sample(
+        label_of(payload), layout, dtype, bytes(join(chunks, CPU).tolist()), fixed, tuple(end for _, end in spans)
+    )
+
+
+def _spans(chunks: list[Chunk], start: int) -> list[tuple[int, int]]:
+    spans = []
+    for chunk in chunks:
+        length = len(chunk) if isinstance(chunk, bytes) else chunk.numel()
+        spans.append((start, start + length))
+        start += length
+    return spans
+
+
+def label_of(payload: Payload) -> str:
+    """The format's name, with the format of its values where it has one."""
+    if isinstance(payload, Flagged):
+        return f"flagged {label_of(payload.inner)}"
+    written = getattr(payload, "written", None)
+    return type(payload).__name__.lower() + (f" {written.name}" if written else "")
+
+
+# ------------------------------------------------------------------------------------------------- messages of channels
+
+SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (40,)}
+RULES: list[Feedback | Route] = [
+    *(MemSGD(TopK(share, values=name)) for share in (0.5, 0.2, 0.03) for name in VALUES),
+    MemSGD(RandK(0.3, shared=True, values="float16")),
+    MemSGD(Strom(0.5)),
+    MemSGD(ScaledSign()),
+    EF21(TopK(0.1)),
+    EF21(TopK(0.1), start="zero"),
+    EF21Plus(TopK(0.1)),
+    Plain(QSGD(4, 3)),
+    Plain(Natural()),
+    Plain(Identity()),
+    Route({"a": EF21(TopK(0.2)), "b": Identity(), "*": MemSGD(TopK(0.2, values="float16"))}, min_numel=0),
+]
+
+
+class Watched(Channel):
+    """A channel that keeps the payloads it reads."""
+
+    def _payload(self, rank: int, reader: Reader, part: Part) -> Payload:
+        payload = super()._payload(rank, reader, part)
+        self.seen.append((rank, payload))
+        return payload
+
+    seen: list[tuple[int, Payload]]
+
+
+@dataclass
+class Link:
+    """Rank 0 of two, in the middle of a step: its own message is sent, rank 1's is to come."""
+
+    label: str
+    channel: Watched
+    sent: Outgoing
+    message: bytes
+    fields: tuple[tuple[int, int], ...]
+    ends: tuple[int, ...]
+    out: Tensor = field(repr=False)
+
+
+def links() -> list[Link]:
+    """A link for each rule in its first step and in its second."""
+    return [_link(rule, steps) for rule in RULES for steps in (0, 1)]
+
+
+def _link(rule: Feedback | Route, steps: int) -> Link:
+    parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    ends = [Watched(rule, parameters, rank=rank, size=2) for rank in range(2)]
+    for end in ends:
+        end.seen = []
+    layout = ends[0].layout(list(SHAPES))
+    for step in range(steps + 1):
+        sent = [_send(end, layout, 10 * step + end.rank) for end in ends]
+        if step < steps:
+            for end, mine in zip(ends, sent, strict=True):
+                end.receive(mine, [s.message for s in sent], torch.empty(layout.numel))
+                end.finish()
+    theirs = bytes(sent[1].message.tolist())
+    fixed, marks = _places(ends[1], sent[1], theirs)
+    return Link(str(rule), ends[0], sent[0], theirs, fixed, marks, torch.empty(layout.numel))
+
+
+def _send(end: Channel, layout: Layout, seed: int) -> Outgoing:
+    gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed))
+    return end.send(layout, gradient, step_sizes=dict.fromkeys(SHAPES, 0.1))
+
+
+def _places(end: Channel, sent: Outgoing, message: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Where a sealed message's fields stand and its chunks end: found by reading it."""
+    reader = _Noting(torch.tensor(list(message), dtype=torch.uint8))
+    end._open(1, reader, sent)
+    for part in sent.parts:
+        end._payload(1, reader, part)
+    return tuple(reader.fixed), tuple(reader.ends)
+
+
+class _Noting(Reader):
+    """A reader that notes what it was asked for."""
+
+    def __init__(self, message: Tensor) -> None:
+        super().__init__(message)
+        self.fixed: list[tuple[int, int]] = []
+        self.ends: list[int] = []
+
+    def take(self, nbytes: int) -> Tensor:
+        taken = super().take(nbytes)
+        self.ends.append(self.place)
+        return taken
+
+    def fields(self, layout: str) -> tuple[int, ...]:
+        start = self.place
+        found = super().fields(layout)
+        self.fixed.append((start, self.place))
+        return found

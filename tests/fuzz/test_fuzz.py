@@ -1,0 +1,64 @@
+"""A short fuzz run, the same every time, and the messages that longer runs found fault with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.corpus import Link, Sample, links, samples
+from tests.fuzz.oracle import ACCEPTED, Finding, Guarded, examine_message, examine_payload
+
+from thinwire.ops import backend
+
+SAMPLES, LINKS = samples(), links()
+each_link = pytest.mark.parametrize("link", LINKS, ids=[f"{link.label}-{i % 2}" for i, link in enumerate(LINKS)])
+
+
+@pytest.mark.parametrize("kernels", ["numba", "reference"])
+def test_damaged_messages_are_refused_or_read_without_a_doubt(kernels: str) -> None:
+    with backend(kernels):
+        tally = Campaign(seed=0).run(3000)
+    assert tally.findings == []
+    assert len(tally.refused) > 20  # the damage reaches most checks, not only the first ones
+    assert sum(tally.accepted.values()) > 100
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.label}-{s.layout.numel}-{s.dtype}")
+def test_real_payloads_are_accepted(sample: Sample) -> None:
+    assert examine_payload(sample.message, sample, twice=True) == ACCEPTED
+
+
+@each_link
+def test_real_messages_are_accepted_read_at_once_or_late(link: Link) -> None:
+    """Reading late once broke on QSGD's messages: it was written as one run of fields and read as two."""
+    assert examine_message(link.message, link, late=True) == ACCEPTED
+
+
+@each_link
+def test_a_real_message_read_late_gives_the_same_numbers(link: Link) -> None:
+    theirs = Guarded(link.message, 0).tensor
+    if not link.sent.fixed:
+        pytest.skip("messages of varying size are never read late")
+    results = []
+    for receive in (link.channel.receive, link.channel._receive_unjudged):
+        results.append(receive(link.sent, [link.sent.message, theirs], torch.empty_like(link.out)).clone())
+        link.channel.judge()
+        link.channel.abandon()
+    assert torch.equal(*results)
+
+
+def test_every_single_bit_flipped_is_refused() -> None:
+    """Whatever bit of a sealed message is damaged, its checksum tells."""
+    link = LINKS[0]
+    for place in range(8 * len(link.message)):
+        damaged = bytearray(link.message)
+        damaged[place // 8] ^= 1 << place % 8
+        assert examine_message(bytes(damaged), link) != ACCEPTED
+
+
+def test_the_guard_finds_a_write() -> None:
+    guarded = Guarded(b"abc", 0xAA)
+    guarded.check()
+    guarded.tensor[0] = 0
+    with pytest.raises(Finding):
+        guarded.check()
