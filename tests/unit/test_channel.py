@@ -28,11 +28,11 @@ from thinwire import (
     ScaledSign,
     TopK,
 )
-from thinwire.channel import Channel, _first_nonfinite
+from thinwire.channel import Channel
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
-from thinwire.ops import checksum
+from thinwire.ops import checksum, first_nonfinite
 from thinwire.payload import Dense, Empty, Payload, pack_payload
 from thinwire.payload.envelope import CHECKED, FINITE
 from thinwire.payload.message import fields
@@ -478,16 +478,16 @@ def test_one_bad_number_among_many_is_found_whatever_they_sum_to(dtype: torch.dt
     end = channels(MemSGD(TOP), 1)[0]
     layout = end.layout(list(SHAPES))
     x = torch.full((layout.numel,), -1.0, dtype=dtype)
-    assert int(_first_nonfinite(x, layout)) == FINITE
+    assert int(first_nonfinite(x, layout)) == FINITE
     x[place] = bad
     owner = next(i for i, piece in enumerate(layout.pieces) if place < piece.part.stop)
-    assert int(_first_nonfinite(x, layout)) == owner
+    assert int(first_nonfinite(x, layout)) == owner
     x[:2] = torch.tensor([math.inf, -math.inf])
-    assert int(_first_nonfinite(x, layout)) == 0
+    assert int(first_nonfinite(x, layout)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
     end = channels(MemSGD(TOP), 1)[0]
     layout = end.layout(list(SHAPES))
-    assert int(_first_nonfinite(torch.full((layout.numel,), torch.finfo(dtype).max, dtype=dtype), layout)) == FINITE
+    assert int(first_nonfinite(torch.full((layout.numel,), torch.finfo(dtype).max, dtype=dtype), layout)) == FINITE

@@ -111,7 +111,7 @@ class LateReader(Reader):
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
         if isinstance(holds, Tensor):
             self._checks.append(holds.expand(len(self._messages)))
-        else:
+        else:  # of one's own fields
             super().require(holds, problem, *details)
 
     def each(self, read: Callable[[Reader], T]) -> list[T]:
@@ -146,9 +146,9 @@ class _Row(Reader):
         return struct.unpack("<" + layout, mine)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
-        if isinstance(holds, Tensor):
-            self.checks.append(holds.reshape(()))
-        else:
+        if isinstance(holds, Tensor) or not self.message.is_cuda:
+            self.checks.append(torch.as_tensor(holds).reshape(()))
+        else:  # of one's own fields
             super().require(holds, problem, *details)
 
 
