@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cuda import topk_kernels as kernels
+from thinwire.ops.cuda.launch import Launcher, aligned
 from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMPLE, TILE, WIDEST
 
 WARPS = 8
@@ -38,6 +40,7 @@ class Tables:
     total: int
     capacity: int
     """Room for candidates: half as many again as are expected."""
+    launchers: dict[object, Launcher]
 
     @property
     def pieces(self) -> int:
@@ -62,6 +65,7 @@ def tables(layout: Layout, counts: tuple[int, ...], device: torch.device) -> Tab
         torch.from_numpy(ends.astype(np.int32)).to(device),
         sum(k for _, k in filled),
         min(layout.numel, 4096 + sum(_candidates(piece.numel, k) for piece, k in filled)),
+        defaultdict(Launcher),
     )
 
 
@@ -103,13 +107,13 @@ class _Selection:
     def __init__(self, kind: int, a: Tensor, b: Tensor, table: Tables, scales: Tensor | None) -> None:
         self.kind, self.a, self.b, self.table, self.scales = kind, a, b, table, scales
         self.again = PLAIN if kind == MEMORY else kind
+        self.launch = table.launchers[kind, scales is None, aligned(a, b)]
         self.blocks: int = triton.cdiv(table.capacity, BLOCK)
         pieces, device = table.pieces, a.device
         zeroed = torch.zeros(pieces * BINS + 4, dtype=torch.int32, device=device)
         self.histogram, self.failure, *self.open = zeroed.split([pieces * BINS, 1, 1, 1, 1])
-        self.floors, self.shifts, self.spans, self.wanted, self.ties = torch.empty(
-            5, pieces, dtype=torch.int32, device=device
-        )
+        self.floors, self.shifts, self.spans, self.wanted = torch.empty(4, pieces, dtype=torch.int32, device=device)
+        self.ties = torch.empty(pieces, dtype=torch.int64, device=device)
         self.places = torch.empty(table.capacity, dtype=torch.int64, device=device)
         self.entries = torch.empty(table.capacity, dtype=a.dtype, device=device)
         self.owners = torch.empty(table.capacity, dtype=torch.int32, device=device)
@@ -123,21 +127,25 @@ class _Selection:
         """The one pass, and the candidates it found."""
         table, scales = self.table, self.scales if self.scales is not None else self.table.counts
         scaled = self.scales is not None
-        kernels.sample[(table.pieces,)](
+        self.launch(
+            "sample", kernels.sample, (table.pieces,),
             self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.kind, scaled, SAMPLE,
             8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
         words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=self.a.device)
         found = torch.empty(table.number, dtype=torch.int64, device=self.a.device)
-        kernels.collect[(table.number,)](
+        self.launch(
+            "collect", kernels.collect, (table.number,),
             self.a, self.b, self.a.numel(), scales, table.starts, table.tiles, self.floors, words, found, self.kind,
             scaled, TILE, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         self.reached = found.cumsum(0)
-        kernels.spread[(triton.cdiv(words.numel(), WORDS),)](
-            words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=4
-        )
-        kernels.weigh[(self.blocks,)](
+        self.launch(
+            "spread", kernels.spread, (triton.cdiv(words.numel(), WORDS),),
+            words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=4,
+        )  # fmt: skip
+        self.launch(
+            "weigh", kernels.weigh, (self.blocks,),
             self.a, self.b, table.starts, table.pieces, self.reached, table.number, table.capacity, self.floors,
             self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, BLOCK, BINS, num_warps=4,
         )  # fmt: skip
@@ -146,13 +154,15 @@ class _Selection:
         """The exact k-th magnitude of each piece: 11 bits at a time, most often in two steps."""
         table = self.table
         self._pick(self.open[0], opening=True)
-        kernels.recount[(min(PROGRAMS, table.number),)](
+        self.launch(
+            "recount", kernels.recount, (min(PROGRAMS, table.number),),
             self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.failure, self.histogram,
             self.again, TILE, BINS, WIDEST, num_warps=8,
         )  # fmt: skip
         self._pick(self.open[0], retry=True)
         for still_open, next_open in (self.open[:2], self.open[1:]):
-            kernels.refine[(self._programs,)](
+            self.launch(
+                f"refine {still_open.storage_offset()}", kernels.refine, (self._programs,),
                 *self._found, self.floors, self.shifts, self.spans, self.failure, still_open, self.histogram,
                 self.again, BLOCK, TILE, BINS, num_warps=4,
             )  # fmt: skip
@@ -171,7 +181,8 @@ class _Selection:
         )  # fmt: skip
 
     def _pick(self, still_open: Tensor, *, retry: bool = False, opening: bool = False) -> None:
-        kernels.pick[(self.table.pieces,)](
+        self.launch(
+            f"pick {retry} {opening} {still_open.storage_offset()}", kernels.pick, (self.table.pieces,),
             self.histogram, self.table.counts, self.floors, self.shifts, self.spans, self.wanted, self.ties,
             self.failure, still_open, retry, opening, BINS, WIDEST, num_warps=8,
         )  # fmt: skip
@@ -179,12 +190,13 @@ class _Selection:
     def _place(self, positions: Tensor, values: Tensor) -> None:
         """The winners in order: what stands before each block and before each piece says where they begin."""
         tallies = torch.zeros(max(self.blocks, self.table.number), dtype=torch.int64, device=self.a.device)
-        kernels.count[(self._programs,)](
-            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=4
-        )
-        ties = self.wanted.to(torch.int64) + (self.ties.to(torch.int64) << 32)
-        kernels.place[(self._programs,)](
-            *self._found, self.failure, self.floors, self.wanted, ties.cumsum(0) - ties, tallies.cumsum(0) - tallies,
+        self.launch(
+            "count", kernels.count, (self._programs,),
+            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=4,
+        )  # fmt: skip
+        self.launch(
+            "place", kernels.place, (self._programs,),
+            *self._found, self.failure, self.floors, self.ties, self.ties.cumsum(0), tallies, tallies.cumsum(0),
             self.blocks, positions, values, self.kind, self.again, BLOCK, TILE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -194,17 +194,19 @@ def spread(words, number, reached, tiles, places, capacity, WORDS: tl.constexpr,
 
 @triton.jit
 def _add_to_histogram(histogram, piece, bins, chosen, BINS: tl.constexpr):
-    tl.atomic_add(histogram + piece * BINS + bins, bins * 0 + 1, mask=chosen)
+    tl.atomic_add(histogram + piece * BINS + bins, bins * 0 + 1, mask=chosen, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["pieces", "tiles", "capacity"]
-)  # with a constant 1 for pieces Triton 3.6 fails to compile
+@triton.jit(do_not_specialize=["pieces", "tiles", "capacity"])
 def weigh(
     a, b, starts, pieces, reached, tiles, capacity, floors, shifts, histogram, places, entries, owners,
     again: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Each candidate's entry and piece, and the histogram of magnitudes above the floor."""
+    """Each candidate's entry and piece, and the histogram of magnitudes above the floor.
+
+    Half of all candidates fall into the last bin: a block of one piece adds them up first. (`pieces` must not become a
+    constant 1: with the search folded away, Triton 3.6 fails to compile.)
+    """
     total = tl.load(reached + tiles - 1)
     c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (c < total) & (total <= capacity)
@@ -214,7 +216,13 @@ def weigh(
     tl.store(entries + c, x, mask=inside)
     tl.store(owners + c, piece, mask=inside)
     bins = (_magnitude(x) - tl.load(floors + piece)) >> tl.load(shifts + piece)
-    _add_to_histogram(histogram, piece, tl.minimum(bins, BINS - 1), inside, BINS)
+    first, last = tl.min(tl.where(inside, piece, pieces)), tl.max(tl.where(inside, piece, 0))
+    if first == last:
+        top = inside & (bins >= BINS - 1)
+        tl.atomic_add(histogram + first * BINS + BINS - 1, tl.sum(top.to(tl.int32)), sem="relaxed")
+        _add_to_histogram(histogram, piece, bins, inside & (bins < BINS - 1), BINS)
+    else:
+        _add_to_histogram(histogram, piece, tl.minimum(bins, BINS - 1), inside, BINS)
 
 
 @triton.jit
@@ -249,7 +257,8 @@ def pick(
         if opening and (best < 0) | ((best == BINS - 1) & (shift < WIDEST)):
             tl.atomic_max(failure, 1)
         above = tl.sum(tl.where(j == best, reach - numbers, 0))
-        tl.store(ties + p, tl.sum(tl.where(j == best, numbers, 0)))
+        tied = tl.sum(tl.where(j == best, numbers, 0))
+        tl.store(ties + p, (need - above).to(tl.int64) + (tied.to(tl.int64) << 32))
         tl.store(wanted + p, need - above)
         tl.store(floors + p, floor + (best << shift))
         tl.store(spans + p, tl.where(shift > 0, shift, -1))
@@ -276,10 +285,19 @@ def _candidates(c, total, places, entries, owners):
 
 @triton.jit
 def _gathered(histogram, piece, bins, chosen, first, last, BINS: tl.constexpr):
-    """Count the bins of a whole tile: within the tile first, or equal numbers would all wait for one address."""
+    """Count the bins of a whole tile: within the tile first, or equal numbers would all wait for one address.
+
+    The lowest bin is counted by itself: where most numbers are equal, most often zero, that is where they are.
+    """
     if first == last:
-        numbers = tl.histogram(bins, BINS, mask=chosen)
-        tl.atomic_add(histogram + first * BINS + tl.arange(0, BINS), numbers, mask=numbers > 0)
+        least = tl.min(tl.where(chosen, bins, BINS - 1))
+        low = chosen & (bins == least)
+        tl.atomic_add(histogram + first * BINS + least, tl.sum(low.to(tl.int32)), sem="relaxed")
+        others = chosen & (bins != least)
+        if tl.sum(others.to(tl.int32)) > 0:
+            numbers = tl.histogram(bins, BINS, mask=others)
+            row = histogram + first * BINS + tl.arange(0, BINS)
+            tl.atomic_add(row, numbers, mask=numbers > 0, sem="relaxed")
     else:
         _add_to_histogram(histogram, piece, bins, chosen, BINS)
 
@@ -371,12 +389,12 @@ def count(
 
 
 @triton.jit
-def _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind: tl.constexpr):
+def _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind: tl.constexpr):
     """Winners stand behind all winners before them: those above in order, and of ties the first in their piece."""
     over = _magnitude(x) - tl.load(kth + piece)
     above, upon = inside & (over > 0), inside & (over == 0)
-    taken = tl.load(wanted + piece).to(tl.int64)
-    earlier = tl.load(before + piece)
+    mine = tl.load(ties + piece)
+    taken, earlier = mine & 0xFFFFFFFF, tl.load(before + piece) - mine
     ups = (tally & 0xFFFFFFFF) + tl.cumsum(above.to(tl.int32)) - above.to(tl.int32)
     tie = (tally >> 32) - (earlier >> 32) + tl.cumsum(upon.to(tl.int32)) - upon.to(tl.int32)
     wins = above | (upon & (tie < taken))
@@ -391,33 +409,34 @@ def _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, val
 
 @triton.jit
 def _place_candidates(
-    t, total, places, entries, owners, kth, wanted, before, tally, a, positions, values,
+    t, total, places, entries, owners, kth, ties, before, tally, a, positions, values,
     kind: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x, i, piece, inside = _candidates(c, total, places, entries, owners)
-    _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind)
+    _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind)
 
 
 @triton.jit(do_not_specialize=["numel", "number", "blocks"])
 def place(
-    a, b, numel, starts, tiles, number, reached, places, entries, owners, failure, kth, wanted, before, tallies,
+    a, b, numel, starts, tiles, number, reached, places, entries, owners, failure, kth, ties, before, tallies, sums,
     blocks, positions, values, kind: tl.constexpr, again: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the winners in order, and take them out of `a` (memory) or add them to it (difference).
 
-    tallies[t] has the counts of all blocks (or tiles) before t; before[p] the ties of all pieces before p: those that
-    win in its low half, all of them in its high half.
+    ties[p] has the ties that win in piece p in its low half, all of its ties in the high half; before[p] is the sum of
+    these up to p, sums[t] that of tallies[t].
     """
     t = tl.program_id(0)
     if tl.load(failure) != 0:
         while t < number:
             x, i, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
-            tally = tl.load(tallies + t)
-            _place_by(x, i, piece, inside, kth, wanted, before, tally, a, positions, values, kind)
+            tally = tl.load(sums + t) - tl.load(tallies + t)
+            _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind)
             t += tl.num_programs(0)
     elif t < blocks:
+        tally = tl.load(sums + t) - tl.load(tallies + t)
         _place_candidates(
-            t, tl.load(reached + number - 1), places, entries, owners, kth, wanted, before, tl.load(tallies + t), a,
-            positions, values, kind, BLOCK,
+            t, tl.load(reached + number - 1), places, entries, owners, kth, ties, before, tally, a, positions, values,
+            kind, BLOCK,
         )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.cuda.launch import aligned, launcher
 
 BLOCK = 1024
 
@@ -43,74 +44,101 @@ def _pack_high(positions, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """See `reference.pack_positions`."""
     count, device = positions.numel(), positions.device
-    low_bytes, high_bytes = (count * width + 7) // 8, (length + 7) // 8
-    low = torch.empty((low_bytes + 3) // 4, dtype=torch.int32, device=device)
-    high = torch.zeros((high_bytes + 3) // 4, dtype=torch.int32, device=device)
-    if low_bytes:
-        _pack_low[(triton.cdiv(low.numel(), BLOCK),)](positions, count, low, low.numel(), width, BLOCK)
+    low = torch.empty((count * width + 31) // 32, dtype=torch.int32, device=device)
+    high = torch.zeros((length + 31) // 32, dtype=torch.int32, device=device)
+    launch = launcher("pack", count, width, length, aligned(positions))
+    if low.numel():
+        grid = (triton.cdiv(low.numel(), BLOCK),)
+        launch("low", _pack_low, grid, positions, count, low, low.numel(), width, BLOCK)
     if count:
-        _pack_high[(triton.cdiv(count, BLOCK),)](positions, count, high, width, BLOCK)
-    return low.view(torch.uint8)[:low_bytes], high.view(torch.uint8)[:high_bytes]
+        launch("high", _pack_high, (triton.cdiv(count, BLOCK),), positions, count, high, width, BLOCK)
+    return low.view(torch.uint8)[: (count * width + 7) // 8], high.view(torch.uint8)[: (length + 7) // 8]
 
 
-BITS = 2048
-"""Bits of the map that one program looks at."""
+WORDS = 64
+"""Words of 32 bits of the map that one program looks at."""
 
 
 @triton.jit
-def _marks(bitmap, bit, length):
-    inside = (bit >= 0) & (bit < length)
-    byte = tl.load(bitmap + (bit >> 3), mask=inside, other=0).to(tl.int32)
-    return ((byte >> (bit & 7).to(tl.int32)) & 1) & inside.to(tl.int32)
+def _map_words(bitmap, word, length):
+    """Words of the map; bits beyond its length are none of it."""
+    last = (length - 1) >> 5
+    bits = tl.load(bitmap + word, mask=(word >= 0) & (word <= last), other=0)
+    beyond = (length & 31).to(tl.int32)
+    return tl.where((word == last) & (beyond != 0), bits & ((1 << beyond) - 1), bits)
 
 
-@triton.jit(do_not_specialize=["stride", "length"])
-def _count_marks(bitmaps, stride, length, counts, BITS: tl.constexpr):
+@triton.jit
+def _popcount(x):
+    """Bits set in each word of 32."""
+    x = x.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["stride", "length", "programs"])
+def _count_marks(bitmaps, stride, length, programs, counts, WORDS: tl.constexpr):
     c, row = tl.program_id(0), tl.program_id(1)
-    bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
-    marks = _marks(bitmaps + row.to(tl.int64) * stride, bit, length)
-    tl.store(counts + row * tl.num_programs(0) + c, tl.sum(marks).to(tl.int64))
+    word = c * (16 * WORDS) + tl.arange(0, 16 * WORDS)
+    bits = _map_words((bitmaps + row.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), word, length)
+    sums = tl.sum(tl.reshape(_popcount(bits), [16, WORDS]), 1)
+    unit = c * 16 + tl.arange(0, 16)
+    tl.store(counts + row * programs + unit, sums.to(tl.int64), mask=unit < programs)
 
 
 @triton.jit
 def _low_part(low, low_bytes, i, chosen, WIDTH: tl.constexpr):
     """The i-th field of `WIDTH` bits."""
     start = i * WIDTH
-    held = tl.zeros_like(i)
+    held = i * 0
     for j in tl.static_range(0, (WIDTH + 14) // 8):
         place = (start >> 3) + j
         byte = tl.load(low + place, mask=chosen & (place >= 0) & (place < low_bytes), other=0)
-        held |= byte.to(tl.int64) << (8 * j)
+        held |= byte.to(held.dtype) << (8 * j)
     return (held >> (start & 7)) & ((1 << WIDTH) - 1)
 
 
 @triton.jit(do_not_specialize=["low_stride", "low_bytes", "stride", "length", "count", "bound"])
 def _find_marks(
     lows, low_stride, low_bytes, bitmaps, stride, length, count, bound, reached, positions, sound,
-    WIDTH: tl.constexpr, BITS: tl.constexpr,
+    WIDTH: tl.constexpr, WORDS: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Positions from marks. Equal high parts are marks side by side: there the low parts must ascend."""
     c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    bitmap, low = bitmaps + row * stride, lows + row * low_stride
-    bit = c.to(tl.int64) * BITS + tl.arange(0, BITS)
-    mark = _marks(bitmap, bit, length)
-    earlier = bit * 0
+    bitmap, low = (bitmaps + row * stride).to(tl.pointer_type(tl.int32)), lows + row * low_stride
+    word, column = c * WORDS + tl.arange(0, WORDS), tl.arange(0, 32)
+    bits = _map_words(bitmap, word, length)
+    before = _map_words(bitmap, word - 1, length)
+    total, here = tl.load(reached + row * tl.num_programs(0) + tl.num_programs(0) - 1), _popcount(bits)
+    earlier = tl.cumsum(here) - here
+    if LONG:
+        earlier = earlier.to(tl.int64)
+        word = word.to(tl.int64)
     if c > 0:
-        earlier = earlier + tl.load(reached + row * tl.num_programs(0) + c - 1)
-    i = earlier + tl.cumsum(mark) - 1
-    chosen = (mark != 0) & (i < count)
-    low_part = bit * 0
+        earlier += tl.load(reached + row * tl.num_programs(0) + c - 1).to(earlier.dtype)
+    lower = bits[:, None] & ((1 << column[None, :]) - 1)
+    i = earlier[:, None] + _popcount(lower)
+    mark = ((bits[:, None] >> column[None, :]) & 1) != 0
+    chosen = mark & (i < count)
+    low_part = i * 0
     if WIDTH > 0:
         low_part = _low_part(low, low_bytes, i, chosen, WIDTH)
-    position = ((bit - i) << WIDTH) | low_part
+    high = word[:, None] * 32 + column[None, :] - i
+    position = (high.to(tl.int64) << WIDTH) | low_part
     tl.store(positions + row * count + i, tl.minimum(position, bound - 1), mask=chosen)
-    beside = chosen & (_marks(bitmap, bit - 1, length) != 0)
+    last = ((before[:, None] >> 31) & 1) != 0
+    beside = chosen & tl.where(column[None, :] == 0, last, (lower >> tl.maximum(column[None, :] - 1, 0)) & 1 != 0)
     falls = beside
     if WIDTH > 0:
         falls = beside & (_low_part(low, low_bytes, i - 1, beside, WIDTH) >= low_part)
     wrong = falls | (chosen & (position >= bound))
-    if tl.sum(wrong.to(tl.int32)) > 0:
+    if tl.max(tl.max(wrong.to(tl.int32), 1)) > 0:
         tl.store(sound + row, 0)
+    if total < count:  # what no mark filled must still be a position
+        rest = word[:, None].to(tl.int64) * 32 + column[None, :]
+        tl.store(positions + row * count + rest, rest * 0, mask=(rest >= total) & (rest < count))
 
 
 def unpack_positions(
@@ -120,15 +148,24 @@ def unpack_positions(
     if low.dim() == 1:
         found = unpack_positions(low.unsqueeze(0), bitmap.unsqueeze(0), width, length, count, bound)
         return found[0][0], found[1][0], found[2][0]
-    rows, programs = low.shape[0], max(1, triton.cdiv(length, BITS))
-    positions = torch.zeros(rows, count, dtype=torch.int64, device=low.device)
+    if bitmap.data_ptr() % 4 or bitmap.stride(0) % 4 or bitmap.shape[1] % 4:
+        bitmap = torch.nn.functional.pad(bitmap, (0, -bitmap.shape[1] % 4)).contiguous()
+    rows, programs = low.shape[0], max(1, triton.cdiv(length, 32 * WORDS))
+    positions = torch.empty(rows, count, dtype=torch.int64, device=low.device)
     counts = torch.empty(rows, programs, dtype=torch.int64, device=low.device)
     sound = torch.ones(rows, dtype=torch.int32, device=low.device)
-    _count_marks[(programs, rows)](bitmap, bitmap.stride(0), length, counts, BITS, num_warps=4)
+    launch = launcher(
+        "unpack", rows, width, length, count, bound, low.stride(0), bitmap.stride(0), aligned(low), aligned(bitmap)
+    )
+    launch(
+        "count", _count_marks, (triton.cdiv(programs, 16), rows),
+        bitmap, bitmap.stride(0), length, programs, counts, WORDS, num_warps=4,
+    )  # fmt: skip
     reached = counts.cumsum(1)
-    _find_marks[(programs, rows)](
+    launch(
+        "find", _find_marks, (programs, rows),
         low, low.stride(0), low.shape[1], bitmap, bitmap.stride(0), length, count, bound, reached, positions, sound,
-        width, BITS, num_warps=4,
+        width, WORDS, count * max(1, width) >= 1 << 31 or length >= 1 << 31, num_warps=4,
     )  # fmt: skip
     return positions, reached[:, -1], sound != 0
 
@@ -145,9 +182,17 @@ def _add_at(out, positions, values, count, alpha, BLOCK: tl.constexpr):
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.add_at_`."""
     if positions.numel():
+        launch = launcher("add", positions.numel(), aligned(out, positions, values))
         grid = (triton.cdiv(positions.numel(), BLOCK),)
-        _add_at[grid](out, positions, values, positions.numel(), alpha, BLOCK, enable_fp_fusion=False)
+        launch("add", _add_at, grid, out, positions, values, positions.numel(), alpha, BLOCK, enable_fp_fusion=False)
     return out
+
+
+ENTRIES = 128
+"""Of one payload, in a range of the output: about half as many are expected, so that a range is small enough for all
+ranges at work to stay in the cache (4,096 floats at 1 % of the numbers)."""
+ADDING = 2
+"""Warps that add them."""
 
 
 @triton.jit(do_not_specialize=["ranges", "width"])
@@ -196,15 +241,19 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
     most = max((p.numel() for p in positions), default=0)
     if most == 0:
         return out
-    held = [values.contiguous() for values in values]
+    held = [entries.contiguous() for entries in values]
     addresses = [(p.data_ptr(), v.data_ptr(), p.numel()) for p, v in zip(positions, held, strict=True)]
     table = torch.tensor(addresses, dtype=torch.int64).pin_memory().to(out.device, non_blocking=True)
-    width = max(1024, triton.next_power_of_2(out.numel() * BLOCK // (2 * most)))
+    width = max(1024, triton.next_power_of_2(out.numel() * ENTRIES // (2 * most)))
     ranges = triton.cdiv(out.numel(), width)
     edges = torch.empty(len(held), ranges + 1, dtype=torch.int64, device=out.device)
-    _find_edges[(triton.cdiv(ranges + 1, 128), len(held))](table, ranges, width, edges, 128, num_warps=4)
-    _add_each[(ranges,)](
-        out, table, len(held), ranges, edges, alpha, BLOCK, num_warps=8, enable_fp_fusion=False
+    launch = launcher("add each", len(held), width, out.numel(), aligned(out))
+    launch(
+        "edges", _find_edges, (triton.cdiv(ranges + 1, 128), len(held)), table, ranges, width, edges, 128, num_warps=4
+    )
+    launch(
+        "add", _add_each, (ranges,),
+        out, table, len(held), ranges, edges, alpha, ENTRIES, num_warps=ADDING, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -228,7 +277,8 @@ def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     numel = x.numel()
     first = torch.full((1,), numel, dtype=torch.int64, device=x.device)
     if numel:
-        _first_bad[(triton.cdiv(numel, 8192),)](x, numel, first, 8192, num_warps=8)
+        launch = launcher("finite", numel, x.dtype, aligned(x))
+        launch("first", _first_bad, (triton.cdiv(numel, 8192),), x, numel, first, 8192, num_warps=8)
     place = torch.searchsorted(_ends(layout, x.device), first, right=True)
     return torch.where(first < numel, place, -1).view(())
 
@@ -340,7 +390,8 @@ def checksum(message: Tensor) -> Tensor:
     start = start - (1 << 32) if start >> 31 else start
     result = torch.full((message.shape[0],), start, dtype=torch.int32, device=device)
     blocks = max(1, triton.cdiv(number, LANES * STEPS))
-    _crc[(blocks, message.shape[0])](
+    launcher("crc", *message.shape, message.stride(0), aligned(message))(
+        "crc", _crc, (blocks, message.shape[0]),
         message, message.stride(0), number, tail, blocks * LANES * STEPS - number, _steps_table(device),
         _lanes_table(device), _blocks_table(blocks, tail, device), _tails_table(device), result,
         POLYNOMIAL - (1 << 32), LANES, STEPS,
