@@ -42,11 +42,15 @@ def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
 def _filled_up(chunk: Chunk, device: torch.device) -> list[Tensor]:
     if isinstance(chunk, Tensor):
         return [chunk.to(device), _zeros(device)[: -chunk.numel() % 4]] if chunk.numel() % 4 else [chunk.to(device)]
-    if not chunk:
-        return []
+    return [_on_device(chunk, device)] if chunk else []
+
+
+@lru_cache(maxsize=1024)
+def _on_device(chunk: bytes, device: torch.device) -> Tensor:
+    """Fields as a tensor; kept, because most of them are the same at every step."""
     tensor = torch.frombuffer(bytearray(chunk + bytes(-len(chunk) % 4)), dtype=torch.uint8)
     # a copy from pinned memory does not make the host wait for the GPU
-    return [tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)]
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=16)

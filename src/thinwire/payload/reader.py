@@ -13,6 +13,8 @@ from torch import Tensor
 from thinwire.errors import WireError
 
 T = TypeVar("T")
+Span = tuple[int, int, int]
+"""Bytes that every rank writes alike: the first, how many, and which of their bits."""
 _NOT_ZERO = "bytes that fill up a word of a message are not zero"
 
 
@@ -62,7 +64,8 @@ class Reader:
         if count % 8:
             last = packed[..., count // 8]
             self.require(last >> count % 8 == 0, "bits beyond the last number of a message are not zero")
-        self.require((packed[..., (count + 7) // 8 :] == 0).all(-1), _NOT_ZERO)
+        if (count + 7) // 8 % 4:
+            self.require((packed[..., (count + 7) // 8 :] == 0).all(-1), _NOT_ZERO)
         return packed
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
@@ -90,18 +93,29 @@ class LateReader(Reader):
         super().__init__(own)
         self._messages, self._fields = messages, fields
         self._next = 0
-        self._spans: list[tuple[int, int]] = []
+        self._spans: list[Span] = []
         self._checks: list[Tensor] = []
 
     @property
     def messages(self) -> Tensor:
         return self._messages
 
+    def take(self, nbytes: int) -> Tensor:
+        part = self._words(nbytes)
+        self._spans.append((self.place - -nbytes % 4, -nbytes % 4, 255))
+        return part[:, :nbytes]
+
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self._next]
         self._next += 1
-        self._spans.append((self.place, self._words(len(mine)).shape[1]))
+        self._spans.append((self.place, self._words(len(mine)).shape[1], 255))
         return struct.unpack("<" + layout, mine)
+
+    def bits(self, count: int) -> Tensor:
+        part = self._words((count + 7) // 8)
+        self._spans.append((self.place - part.shape[1] + count // 8, int(count % 8 > 0), 255 << count % 8 & 255))
+        self._spans.append((self.place - -((count + 7) // 8) % 4, -((count + 7) // 8) % 4, 255))
+        return part
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
         part = self.take(count * dtype.itemsize)
@@ -124,9 +138,12 @@ class LateReader(Reader):
         return found
 
     def sound(self) -> Tensor:
-        """For each rank whether all that had to hold did hold."""
-        places = _places(tuple(self._spans), self.message.device)
-        alike = (self._messages[:, places] == self.message[places]).all(1)
+        """For each rank whether all that had to hold did hold.
+
+        Fields, and the zeros that fill up words, are compared with those of one's own message.
+        """
+        places, masks = _places(tuple(self._spans), self.message.device)
+        alike = ((self._messages[:, places] ^ self.message[places]) & masks == 0).all(1)
         return torch.stack([alike, *self._checks]).all(0)
 
 
@@ -136,13 +153,13 @@ class _Row(Reader):
     def __init__(self, message: Tensor, place: int, fields: Sequence[bytes], following: int) -> None:
         super().__init__(message)
         self.place, self.next, self._fields = place, following, fields
-        self.spans: list[tuple[int, int]] = []
+        self.spans: list[Span] = []
         self.checks: list[Tensor] = []
 
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self.next]
         self.next += 1
-        self.spans.append((self.place, self._words(len(mine)).numel()))
+        self.spans.append((self.place, self._words(len(mine)).numel(), 255))
         return struct.unpack("<" + layout, mine)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
@@ -153,6 +170,8 @@ class _Row(Reader):
 
 
 @lru_cache(maxsize=256)
-def _places(spans: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """The byte numbers of all spans; kept, because bringing them to a GPU makes the host wait."""
-    return torch.tensor([start + i for start, length in spans for i in range(length)], dtype=torch.int64, device=device)
+def _places(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The byte numbers of all spans, and which of their bits count; kept: copying to a GPU makes the host wait."""
+    bytes_of = [(start + i, mask) for start, length, mask in spans for i in range(length)]
+    places, masks = [place for place, _ in bytes_of], [mask for _, mask in bytes_of]
+    return torch.tensor(places, dtype=torch.int64, device=device), torch.tensor(masks, dtype=torch.uint8, device=device)

@@ -22,10 +22,10 @@ WARPS = 8
 """Of 32 threads each, for a tile of the one pass."""
 BLOCK = 1024
 """Candidates of one program."""
-WORDS = 512
+WORDS = 256
 """Words of the map of bits that one program spreads."""
-PROGRAMS = 1056
-"""Programs that walk over all tiles after a failure: eight for each multiprocessor of an H200."""
+PROGRAMS = 2112
+"""Programs that walk over all tiles after a failure: sixteen for each multiprocessor of an H200."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Selection:
         self.reached = found.cumsum(0)
         self.launch(
             "spread", kernels.spread, (triton.cdiv(words.numel(), WORDS),),
-            words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=4,
+            words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=2,
         )  # fmt: skip
         self.launch(
             "weigh", kernels.weigh, (self.blocks,),
@@ -164,7 +164,7 @@ class _Selection:
             self.launch(
                 f"refine {still_open.storage_offset()}", kernels.refine, (self._programs,),
                 *self._found, self.floors, self.shifts, self.spans, self.failure, still_open, self.histogram,
-                self.again, BLOCK, TILE, BINS, num_warps=4,
+                self.again, BLOCK, TILE, BINS, num_warps=8,
             )  # fmt: skip
             self._pick(next_open)
 
@@ -192,12 +192,12 @@ class _Selection:
         tallies = torch.zeros(max(self.blocks, self.table.number), dtype=torch.int64, device=self.a.device)
         self.launch(
             "count", kernels.count, (self._programs,),
-            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=4,
+            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=8,
         )  # fmt: skip
         self.launch(
             "place", kernels.place, (self._programs,),
             *self._found, self.failure, self.floors, self.ties, self.ties.cumsum(0), tallies, tallies.cumsum(0),
-            self.blocks, positions, values, self.kind, self.again, BLOCK, TILE, num_warps=4, enable_fp_fusion=False,
+            self.blocks, positions, values, self.kind, self.again, BLOCK, TILE, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 MEMORY, DIFFERENCE, PLAIN = 0, 1, 2
 TILE = 4096
 BINS = 2048
-SAMPLE = 8192
+SAMPLE = 16384
 WIDEST = 20
 """log2 of the widest bin: 2,048 of them hold every magnitude below 2^31."""
 
@@ -83,7 +83,7 @@ def sample(
     """For each piece a magnitude that slightly more than k numbers should reach, and the width of its bins.
 
     Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n): four of these are added. The
-    bins reach up to the magnitude that half as many should reach; where too few are expected, to all there are.
+    bins reach up to the magnitude of four fewer than expected; where that leaves too few, to all there are.
     """
     p = tl.program_id(0)
     start = tl.load(starts + p)
@@ -103,12 +103,12 @@ def sample(
     rank = (expected + 4.0 * tl.sqrt(expected) + 3.0).to(tl.int32)
     rank = tl.where(whole, k.to(tl.int32), rank)
     low, high = 0, 0
-    half = (expected * 0.5).to(tl.int32)
+    few = (expected - 4.0 * tl.sqrt(expected)).to(tl.int32)
     for step in range(16):  # down to 1/256 of a power of two: the floor may be low, it must not be high
         lower, higher = low | (1 << (30 - step)), high | (1 << (30 - step))
         low = tl.where(tl.sum((m >= lower).to(tl.int32)) >= rank, lower, low)
-        high = tl.where(tl.sum((m >= higher).to(tl.int32)) >= half, higher, high)
-    span = tl.where(half >= 8, high - low, MAGNITUDE - low)
+        high = tl.where(tl.sum((m >= higher).to(tl.int32)) >= few, higher, high)
+    span = tl.where(few >= 8, high - low, MAGNITUDE - low)
     shift = 0
     for s in range(0, WIDEST):
         shift += ((span >> s) >= BINS - 1).to(tl.int32)
@@ -361,7 +361,8 @@ def _refine_candidates(
 def _tally(x, piece, inside, kth):
     """How many entries lie above their piece's k-th magnitude (low half of the number) and upon it (high half)."""
     over = _magnitude(x) - tl.load(kth + piece)
-    return tl.sum((inside & (over > 0)).to(tl.int64)) + (tl.sum((inside & (over == 0)).to(tl.int64)) << 32)
+    above, upon = tl.sum((inside & (over > 0)).to(tl.int32)), tl.sum((inside & (over == 0)).to(tl.int32))
+    return above.to(tl.int64) + (upon.to(tl.int64) << 32)
 
 
 @triton.jit

@@ -191,7 +191,7 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
 ENTRIES = 128
 """Of one payload, in a range of the output: about half as many are expected, so that a range is small enough for all
 ranges at work to stay in the cache (4,096 floats at 1 % of the numbers)."""
-ADDING = 2
+ADDING = 4
 """Warps that add them."""
 
 
