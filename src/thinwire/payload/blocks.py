@@ -9,26 +9,15 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import Key, pack_bits, pack_codes, unpack_bits, unpack_codes
+from thinwire.ops import Key, add_levels_, add_signs_, block_count, levels_within
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields, raw
 from thinwire.payload.reader import Reader
 
 
-def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
-    """Lengths of the consecutive blocks of at most `block` entries that each piece is cut into."""
-    lengths = [min(block, p.numel - start) for p in layout.pieces for start in range(0, p.numel, block)]
-    return torch.tensor(lengths, dtype=torch.int64, device=device)
-
-
-def spread(scales: Tensor, layout: Layout, block: int) -> Tensor:
-    """Each block's scale, repeated for each of its entries."""
-    return scales.repeat_interleave(block_lengths(layout, block, scales.device), output_size=layout.numel)
-
-
 @dataclass(frozen=True, eq=False)
 class Signs(Payload):
-    """One bit an entry, one scale a block: +-scale."""
+    """One bit an entry, one scale a block: +-scale. `negative` holds the bits as they travel."""
 
     negative: Tensor
     scales: Tensor
@@ -41,24 +30,26 @@ class Signs(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        scales = spread(self.scales, self.layout, self.block)
-        return out.add_(torch.where(self.negative, -scales, scales), alpha=alpha)
+        return add_signs_(out, self.negative, self.scales.to(out.dtype) * alpha, self.layout, self.block)
 
     def pack(self) -> list[Chunk]:
-        return [fields("I", self.block), raw(self.scales), pack_bits(self.negative)]
+        return [fields("I", self.block), raw(self.scales), self.negative]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         block = _block(reader)
-        scales = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
-        return cls(unpack_bits(reader.take((layout.numel + 7) // 8), layout.numel), scales, layout, block)
+        scales = reader.numbers(block_count(layout, block), dtype)
+        return cls(reader.take((layout.numel + 7) // 8), scales, layout, block)
 
 
 @dataclass(frozen=True, eq=False)
 class Levels(Payload):
-    """A sign and a level 0..levels an entry, one norm a block: +-norm * level / levels."""
+    """A sign and a level 0..levels an entry, one norm a block: +-(norm / levels) * level.
 
-    signed_levels: Tensor
+    `codes` holds them as they travel: a level, and its sign bit above it, in 1 + bits(levels) bits.
+    """
+
+    codes: Tensor
     norms: Tensor
     layout: Layout
     levels: int
@@ -70,26 +61,23 @@ class Levels(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        norms = spread(self.norms, self.layout, self.block)
-        return out.add_(norms * (self.signed_levels.to(norms.dtype) / self.levels), alpha=alpha)
+        units = (self.norms / self.levels).to(out.dtype) * alpha
+        return add_levels_(out, self.codes, units, self.layout, self.block, self.levels)
 
     def pack(self) -> list[Chunk]:
-        magnitude_bits = self.levels.bit_length()
-        codes = self.signed_levels.abs() | ((self.signed_levels < 0).to(torch.int64) << magnitude_bits)
-        start = fields("II", self.block, self.levels)
-        return [start, raw(self.norms), pack_codes(codes, magnitude_bits + 1)]
+        return [fields("II", self.block, self.levels), raw(self.norms), self.codes]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         block = _block(reader)
         (levels,) = reader.fields("I")
-        bits = levels.bit_length()
-        norms = reader.numbers(block_lengths(layout, block, reader.message.device).numel(), dtype)
-        codes = unpack_codes(reader.take((layout.numel * (bits + 1) + 7) // 8), bits + 1, layout.numel)
-        magnitude = codes & ((1 << bits) - 1)
-        reader.require(levels > 0, "message announces no levels")
-        reader.require((magnitude <= levels).all(), "a level in the message exceeds the {} levels it announces", levels)
-        return cls(torch.where(codes >> bits == 1, -magnitude, magnitude), norms, layout, levels, block)
+        reader.require(0 < levels < 1 << 16, "message announces {} levels; there are 1 to 65535", levels)
+        norms = reader.numbers(block_count(layout, block), dtype)
+        codes = reader.take((layout.numel * (levels.bit_length() + 1) + 7) // 8)
+        if levels & (levels + 1):  # else every code of so many bits is a level
+            within = levels_within(codes, layout.numel, levels)
+            reader.require(within, "a level in the message exceeds the {} levels it announces", levels)
+        return cls(codes, norms, layout, levels, block)
 
 
 def _block(reader: Reader) -> int:
