@@ -1,4 +1,4 @@
-"""The blocks that a layout's pieces are cut into: how many, how long, and what one number a block is for its entries."""
+"""The blocks that a layout's pieces are cut into: how many, how long, and one number a block for its entries."""
 
 from __future__ import annotations
 

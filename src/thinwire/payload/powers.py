@@ -17,7 +17,7 @@ from thinwire.payload.reader import Reader
 
 @dataclass(frozen=True, eq=False)
 class Powers(Payload):
-    """+-2^(code - 127), or zero for code 0: nine bits an entry (natural compression). Both fields are as they travel."""
+    """+-2^(code - 127), or zero for code 0: nine bits an entry (natural compression). Held as it travels."""
 
     codes: Tensor
     negative: Tensor
