@@ -137,8 +137,8 @@ def test_signs_are_the_references(name: str | None, device: str, dtype: torch.dt
             x = vector(kind, layout.numel, dtype)
             check("negative_bits", name, device, x)
             for block in BLOCKS if shape != "large" else BLOCKS[3:]:
-                scales = reference.block_norms(x, layout, block, 1) * -0.3
-                check("add_signs_", name, device, x.flip(0), reference.negative_bits(x), scales, layout, block)
+                scales, bits = reference.block_norms(x, layout, block, 1), reference.negative_bits(x)
+                check("add_signs_", name, device, x.flip(0), bits, scales, layout, block, -0.3)
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -170,7 +170,7 @@ def check_levels(x: Tensor, layout: Layout, block: int, levels: int, name: str |
     norms = reference.block_norms(x, layout, block, 2)
     check("level_codes", name, device, x, norms, layout, block, levels, keys_of(layout))
     packed = reference.level_codes(x, norms, layout, block, levels, keys_of(layout))
-    check("add_levels_", name, device, x.flip(0), packed, norms / levels * -0.3, layout, block, levels)
+    check("add_levels_", name, device, x.flip(0), packed, norms, layout, block, levels, -0.3)
     check("levels_within", name, device, packed, x.numel(), levels)
 
 

@@ -37,8 +37,8 @@ class ScaledSign(Compressor):
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Signs:
         block = self.block or WHOLE
-        scales = block_norms(x, layout, block, order=1) / block_lengths(layout, block, x.device)
-        return Signs(negative_bits(x), scales, layout, block)
+        norms, negative = block_norms(x, layout, block, order=1), negative_bits(x)
+        return Signs(negative, norms / block_lengths(layout, block, x.device), layout, block)
 
     def delta(self, numel: int) -> float:
         return 1.0 / max(1, min(numel, self.block or numel))

@@ -81,9 +81,9 @@ def negative_bits(x: Tensor) -> Tensor:
     return implementation("negative_bits", x.device.type)(x)  # type: ignore[no-any-return]
 
 
-def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int) -> Tensor:
-    """out += scale of the block, or -= it where the entry's bit is set."""
-    return implementation("add_signs_", out.device.type)(out, negative, scales, layout, block)  # type: ignore[no-any-return]
+def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
+    """out += alpha * scale of the block, or -= it where the entry's bit is set."""
+    return implementation("add_signs_", out.device.type)(out, negative, scales, layout, block, alpha)  # type: ignore[no-any-return]
 
 
 def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
@@ -91,9 +91,11 @@ def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: in
     return implementation("level_codes", x.device.type)(x, norms, layout, block, levels, keys)  # type: ignore[no-any-return]
 
 
-def add_levels_(out: Tensor, packed: Tensor, units: Tensor, layout: Layout, block: int, levels: int) -> Tensor:
-    """out += unit of the block * level, or -= it where the sign bit is set."""
-    return implementation("add_levels_", out.device.type)(out, packed, units, layout, block, levels)  # type: ignore[no-any-return]
+def add_levels_(
+    out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
+) -> Tensor:
+    """out += (norm * (alpha / levels)) * level with the block's norm, or -= it where the sign bit is set."""
+    return implementation("add_levels_", out.device.type)(out, packed, norms, layout, block, levels, alpha)  # type: ignore[no-any-return]
 
 
 def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:

@@ -83,9 +83,9 @@ def negative_bits(x: Tensor) -> Tensor:
     return pack_bits(x < 0)
 
 
-def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int) -> Tensor:
-    """out += scale of the block, or -= it where the entry's bit is set."""
-    scale = spread(scales, layout, block)
+def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
+    """out += alpha * scale of the block, or -= it where the entry's bit is set."""
+    scale = spread(scales * alpha, layout, block)
     return out.add_(torch.where(unpack_bits(negative, out.numel()), -scale, scale))
 
 
@@ -114,12 +114,14 @@ def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: in
     return pack_codes(level | (((x < 0) & (level > 0)).to(torch.int64) << bits), bits + 1)
 
 
-def add_levels_(out: Tensor, packed: Tensor, units: Tensor, layout: Layout, block: int, levels: int) -> Tensor:
-    """out += unit of the block * level, or -= it where the sign bit is set."""
+def add_levels_(
+    out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
+) -> Tensor:
+    """out += (norm * (alpha / levels)) * level with the block's norm, or -= it where the sign bit is set."""
     bits = levels.bit_length()
     codes = unpack_codes(packed, bits + 1, out.numel())
     level = (codes & ((1 << bits) - 1)).to(out.dtype)
-    return out.add_(spread(units, layout, block) * torch.where(codes >> bits == 1, -level, level))
+    return out.add_(spread(norms * (alpha / levels), layout, block) * torch.where(codes >> bits == 1, -level, level))
 
 
 def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:

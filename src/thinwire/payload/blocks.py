@@ -30,7 +30,7 @@ class Signs(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return add_signs_(out, self.negative, self.scales.to(out.dtype) * alpha, self.layout, self.block)
+        return add_signs_(out, self.negative, self.scales.to(out.dtype), self.layout, self.block, alpha)
 
     def pack(self) -> list[Chunk]:
         return [fields("I", self.block), raw(self.scales), self.negative]
@@ -61,8 +61,8 @@ class Levels(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        units = (self.norms / self.levels).to(out.dtype) * alpha
-        return add_levels_(out, self.codes, units, self.layout, self.block, self.levels)
+        norms = self.norms.to(out.dtype)
+        return add_levels_(out, self.codes, norms, self.layout, self.block, self.levels, alpha)
 
     def pack(self) -> list[Chunk]:
         return [fields("II", self.block, self.levels), raw(self.norms), self.codes]

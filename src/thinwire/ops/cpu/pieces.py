@@ -32,7 +32,7 @@ def keys_of(layout: Layout, keys: Sequence[int]) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def find(pieces: Pieces, place: int) -> tuple[int, int, int]:  # pragma: no cover
+def find(pieces: Pieces, place: int) -> tuple[Any, Any, Any]:  # pragma: no cover
     """The piece of a place in the buffer, its block, and where that block ends."""
     p = np.searchsorted(pieces.stops, place, side="right")
     b = (place - pieces.starts[p]) // pieces.block

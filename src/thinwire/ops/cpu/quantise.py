@@ -17,9 +17,8 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.blocks import level_factors
 from thinwire.ops.cpu import words
-from thinwire.ops.cpu.fields import GROUP, NARROW, join_narrow, join_wide, split_narrow, split_wide, word_at
+from thinwire.ops.cpu.fields import GROUP, join, lane, split, word_at
 from thinwire.ops.cpu.pieces import Pieces, find, keys_of, pieces_of
 from thinwire.ops.cpu.threads import in_parallel
 
@@ -27,15 +26,16 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-# ----------------------------------------------------------------------------------------------------------------- signs
+# ---------------------------------------------------------------------------------------------------------------- signs
 
 
 @njit(nogil=True, cache=True)
 def _negative(x: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
-    """The bits of the numbers below zero; `packed` starts as zeros."""
+    """The bits of the numbers below zero."""
     whole = begin + (end - begin) // words.LANES * words.LANES
     for start in range(begin, whole, words.LANES):
         words.store_word_(packed, start >> 3, words.negative(x, start))
+    packed[whole >> 3 : (end + 7) >> 3] = 0
     for i in range(whole, end):
         packed[i >> 3] |= np.uint8(np.uint8(x[i] < 0) << np.uint8(i & 7))
 
@@ -65,22 +65,23 @@ def negative_bits(x: Tensor) -> Tensor:
     """See `reference.negative_bits`."""
     if not _served(x):
         return reference.negative_bits(x)
-    packed = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8)
+    packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     source, target = x.numpy(), packed.numpy()
     in_parallel(lambda _, begin, end: _negative(source, target, begin, end), x.numel())
     return packed
 
 
-def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int) -> Tensor:
+def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
     """See `reference.add_signs_`."""
     if not (_served(out) and scales.dtype == out.dtype):
-        return reference.add_signs_(out, negative, scales, layout, block)
-    pieces, target, source, scale = pieces_of(layout, block), out.numpy(), negative.numpy(), scales.numpy()
+        return reference.add_signs_(out, negative, scales, layout, block, alpha)
+    pieces, target, source = pieces_of(layout, block), out.numpy(), negative.numpy()
+    scale = scales.numpy() * target.dtype.type(alpha)
     in_parallel(lambda _, begin, end: _add_signs(target, source, scale, pieces, begin, end), out.numel())
     return out
 
 
-# ---------------------------------------------------------------------------------------------------------------- levels
+# --------------------------------------------------------------------------------------------------------------- levels
 
 
 @njit(nogil=True, cache=True)
@@ -111,10 +112,9 @@ def _levels(
 
 @njit(nogil=True, cache=True)
 def _encode_levels(
-    x: Any, factors: Any, pieces: Pieces, keys: Any, levels: Any, grain: Any, draws: Any, width: int, packed: Any,
-    begin: int, end: int,
+    x: Any, factors: Any, pieces: Pieces, keys: Any, levels: Any, grain: Any, draws: Any, codes: Any, width: int,
+    packed: Any, begin: int, end: int,
 ) -> None:  # fmt: skip  # pragma: no cover
-    narrow, wide = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int32)
     shift, sign = np.uint64(40 if draws.itemsize == 4 else 11), np.int32(1 << (width - 1))
     for start in range(begin, end, GROUP):
         stop = min(start + GROUP, end)
@@ -122,17 +122,11 @@ def _encode_levels(
         while place < stop:
             p, b, edge = find(pieces, place)
             until = min(edge, stop)
-            part, mine, here = x[place:until], draws[: until - place], slice(place - start, until - start)
+            mine = draws[: until - place]
             _draw(keys[p], place - pieces.starts[p], shift, mine)
-            if width > NARROW:
-                _levels(part, factors[b], levels, mine, grain, sign, wide[here])
-            else:
-                _levels(part, factors[b], levels, mine, grain, sign, narrow[here])
+            _levels(x[place:until], factors[b], levels, mine, grain, sign, codes[place - start : until - start])
             place = until
-        if width > NARROW:
-            join_wide(wide, stop - start, width, packed, start * width // 8)
-        else:
-            join_narrow(narrow, stop - start, width, packed, start * width // 8)
+        join(codes, stop - start, width, packed, start * width // 8)
 
 
 @njit(nogil=True, cache=True)
@@ -145,74 +139,73 @@ def _add_codes(out: Any, unit: Any, codes: Any, sign: Any) -> None:  # pragma: n
 
 @njit(nogil=True, cache=True)
 def _add_levels(
-    out: Any, packed: Any, units: Any, pieces: Pieces, width: int, begin: int, end: int
+    out: Any, packed: Any, units: Any, pieces: Pieces, codes: Any, width: int, begin: int, end: int
 ) -> None:  # pragma: no cover
-    narrow, wide = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int32)
     sign = np.int32(1 << (width - 1))
     for start in range(begin, end, GROUP):
         stop = min(start + GROUP, end)
-        if width > NARROW:
-            split_wide(packed, start * width // 8, stop - start, width, wide)
-        else:
-            split_narrow(packed, start * width // 8, stop - start, width, narrow)
+        split(packed, start * width // 8, stop - start, width, codes)
         place = start
         while place < stop:
             _, b, edge = find(pieces, place)
             until = min(edge, stop)
-            here = slice(place - start, until - start)
-            if width > NARROW:
-                _add_codes(out[place:until], units[b], wide[here], sign)
-            else:
-                _add_codes(out[place:until], units[b], narrow[here], sign)
+            _add_codes(out[place:until], units[b], codes[place - start : until - start], sign)
             place = until
 
 
 @njit(nogil=True, cache=True)
-def _largest_level(packed: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
-    narrow, wide = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int32)
-    field = np.int32((1 << (width - 1)) - 1)
-    largest = np.int32(0)
+def _largest_level(packed: Any, codes: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
+    field, largest = np.int32((1 << (width - 1)) - 1), np.int32(0)
     for start in range(begin, end, GROUP):
         count = min(GROUP, end - start)
-        if width > NARROW:
-            split_wide(packed, start * width // 8, count, width, wide)
-            for j in range(count):
-                largest = max(largest, wide[j] & field)
-        else:
-            split_narrow(packed, start * width // 8, count, width, narrow)
-            for j in range(count):
-                largest = max(largest, np.int32(narrow[j]) & field)
-    return largest
+        split(packed, start * width // 8, count, width, codes)
+        for j in range(count):
+            largest = max(largest, np.int32(codes[j]) & field)
+    return int(largest)
 
 
 def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
     """See `reference.level_codes`."""
     if not (_served(x) and norms.dtype == x.dtype and levels < 1 << 16):
         return reference.level_codes(x, norms, layout, block, levels, keys)
-    factors = torch.where(norms > 0, level_factors(norms, levels), 0.0).numpy()
     width, source = levels.bit_length() + 1, x.numpy()
-    packed = torch.zeros((x.numel() * width + 7) // 8, dtype=torch.uint8)
+    factors = _factors(norms.numpy(), levels)
+    packed = torch.empty((x.numel() * width + 7) // 8, dtype=torch.uint8)
     target, pieces, words_of = packed.numpy(), pieces_of(layout, block), keys_of(layout, keys)
     number = source.dtype.type
     kind, grain = (np.uint32, 2.0**-24) if x.dtype == torch.float32 else (np.uint64, 2.0**-53)
 
     def encode(_: int, begin: int, end: int) -> None:
-        draws = np.empty(GROUP, kind)
+        draws, codes = np.empty(GROUP, kind), np.empty(GROUP, lane(width))
         _encode_levels(
-            source, factors, pieces, words_of, number(levels), number(grain), draws, width, target, begin, end
+            source, factors, pieces, words_of, number(levels), number(grain), draws, codes, width, target, begin, end
         )
 
     in_parallel(encode, x.numel())
     return packed
 
 
-def add_levels_(out: Tensor, packed: Tensor, units: Tensor, layout: Layout, block: int, levels: int) -> Tensor:
+def _factors(norms: Any, levels: int) -> Any:
+    """`blocks.level_factors` where the norm is positive, else zero; in numpy: torch leaves threads spinning."""
+    one, some = norms.dtype.type(1), norms > 0
+    with np.errstate(over="ignore"):
+        return np.where(some, one / np.where(some, norms, one) * norms.dtype.type(levels), norms.dtype.type(0))
+
+
+def add_levels_(
+    out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
+) -> Tensor:
     """See `reference.add_levels_`."""
-    if not (_served(out) and units.dtype == out.dtype and levels < 1 << 16):
-        return reference.add_levels_(out, packed, units, layout, block, levels)
+    if not (_served(out) and norms.dtype == out.dtype and levels < 1 << 16):
+        return reference.add_levels_(out, packed, norms, layout, block, levels, alpha)
     width, pieces = levels.bit_length() + 1, pieces_of(layout, block)
-    target, source, unit = out.numpy(), packed.numpy(), units.numpy()
-    in_parallel(lambda _, begin, end: _add_levels(target, source, unit, pieces, width, begin, end), out.numel())
+    target, source = out.numpy(), packed.numpy()
+    unit = norms.numpy() * target.dtype.type(alpha / levels)
+
+    def add(_: int, begin: int, end: int) -> None:
+        _add_levels(target, source, unit, pieces, np.empty(GROUP, lane(width)), width, begin, end)
+
+    in_parallel(add, out.numel())
     return out
 
 
@@ -221,11 +214,14 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     if levels >= 1 << 16:
         return reference.levels_within(packed, count, levels)
     width, source = levels.bit_length() + 1, packed.numpy()
-    largest = in_parallel(lambda _, begin, end: _largest_level(source, width, begin, end), count)
-    return torch.tensor(max(largest) <= levels)
+
+    def largest(_: int, begin: int, end: int) -> int:
+        return int(_largest_level(source, np.empty(GROUP, lane(width)), width, begin, end))
+
+    return torch.tensor(max(in_parallel(largest, count)) <= levels)
 
 
-# ---------------------------------------------------------------------------------------------------------------- powers
+# --------------------------------------------------------------------------------------------------------------- powers
 
 
 @njit(nogil=True, cache=True)
@@ -292,7 +288,7 @@ def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor,
     if not _served(x):
         return reference.power_codes(x, layout, keys)
     kind = np.uint32 if x.dtype == torch.float32 else np.uint64
-    codes, packed = torch.empty(x.numel(), dtype=torch.uint8), torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8)
+    codes, packed = torch.empty(x.numel(), dtype=torch.uint8), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     source, target, negative = x.numpy(), codes.numpy(), packed.numpy()
     pieces, words_of = pieces_of(layout, max(1, layout.numel)), keys_of(layout, keys)
 

@@ -1,0 +1,1 @@
+"""The GPU back-end: Triton kernels on torch's memory."""
