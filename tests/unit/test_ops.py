@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from thinwire import Key, Layout
 from thinwire.ops import (
+    block_count,
+    block_lengths,
     block_norms,
     first_nonfinite,
     large_indices,
@@ -108,9 +110,10 @@ def test_natural_sends_zero_as_zero_and_caps_what_is_too_large() -> None:
 def test_block_norms_never_cross_a_piece(sizes: list[int], block: int, order: int) -> None:
     layout = Layout.of([(str(i), i, (size,)) for i, size in enumerate(sizes)])
     x = torch.arange(layout.numel, dtype=torch.float64) - 3
-    norms, lengths = block_norms(x, layout, block, order)
+    norms, lengths = block_norms(x, layout, block, order), block_lengths(layout, block, CPU)
     blocks = [part for _, view in layout.views(x) if view.numel() for part in view.split(block)]
     assert lengths.tolist() == [part.numel() for part in blocks]
+    assert block_count(layout, block) == len(blocks)
     assert norms.tolist() == pytest.approx([float(np.linalg.norm(part.numpy(), order)) for part in blocks])
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Unbiased
 from thinwire.layout import Layout
-from thinwire.ops import Key, natural_exponents
+from thinwire.ops import Key, power_codes
 from thinwire.payload import Powers
 
 
@@ -26,9 +25,8 @@ class Natural(Unbiased):
     name: ClassVar[str] = "natural"
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Powers:
-        parts = [natural_exponents(view, key.at(piece.index).number) for piece, view in layout.views(x)]
-        codes = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
-        return Powers(x < 0, codes, x.dtype)
+        keys = key.numbers(piece.index for piece in layout.pieces)
+        return Powers(*power_codes(x, layout, keys))
 
     def omega(self, numel: int) -> float:
         return 1 / 8

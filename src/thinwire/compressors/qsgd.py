@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Unbiased, check
 from thinwire.layout import Layout
-from thinwire.ops import Key, block_norms, qsgd_levels
+from thinwire.ops import Key, block_norms, level_codes
 from thinwire.payload import Levels
-from thinwire.payload.blocks import spread
 from thinwire.schedule import is_whole
 
 
@@ -39,14 +37,10 @@ class QSGD(Unbiased):
         check(1 <= self.bucket < 1 << 32, f"qsgd bucket must be at least 1, got {self.bucket}")
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Levels:
-        norms, _ = block_norms(x, layout, self.bucket, order=2)
-        spread_norms = spread(norms, layout, self.bucket)
-        parts = [
-            qsgd_levels(view, spread_norms[piece.part], self.levels, key.at(piece.index).number)
-            for piece, view in layout.views(x)
-        ]
-        magnitude = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
-        return Levels(torch.where(x < 0, -magnitude, magnitude), norms, layout, self.levels, self.bucket)
+        norms = block_norms(x, layout, self.bucket, order=2)
+        keys = key.numbers(piece.index for piece in layout.pieces)
+        codes = level_codes(x, norms, layout, self.bucket, self.levels, keys)
+        return Levels(codes, norms, layout, self.levels, self.bucket)
 
     def omega(self, numel: int) -> float:
         b = min(self.bucket, numel)

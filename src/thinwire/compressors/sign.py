@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
 from thinwire.layout import Layout
-from thinwire.ops import Key, block_norms
+from thinwire.ops import Key, block_lengths, block_norms, negative_bits
 from thinwire.payload import Signs
 from thinwire.schedule import is_whole
 
@@ -37,8 +37,8 @@ class ScaledSign(Compressor):
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Signs:
         block = self.block or WHOLE
-        norms, lengths = block_norms(x, layout, block, order=1)
-        return Signs(x < 0, norms / lengths, layout, block)
+        norms, negative = block_norms(x, layout, block, order=1), negative_bits(x)
+        return Signs(negative, norms / block_lengths(layout, block, x.device), layout, block)
 
     def delta(self, numel: int) -> float:
         return 1.0 / max(1, min(numel, self.block or numel))

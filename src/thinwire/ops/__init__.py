@@ -14,17 +14,14 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops.backends import backend as backend
 from thinwire.ops.backends import implementation
+from thinwire.ops.blocks import block_count as block_count
+from thinwire.ops.blocks import block_lengths as block_lengths
 from thinwire.ops.keys import Key as Key
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
-from thinwire.ops.reference import block_norms as block_norms
 from thinwire.ops.reference import large_indices as large_indices
 from thinwire.ops.reference import natural_exponents as natural_exponents
-from thinwire.ops.reference import pack_bits as pack_bits
-from thinwire.ops.reference import pack_codes as pack_codes
 from thinwire.ops.reference import qsgd_levels as qsgd_levels
-from thinwire.ops.reference import unpack_bits as unpack_bits
-from thinwire.ops.reference import unpack_codes as unpack_codes
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
@@ -117,3 +114,65 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """Ascending indices of k entries drawn uniformly without replacement."""
     return implementation("randk_indices", device.type)(key, numel, k, device)  # type: ignore[no-any-return]
+
+
+def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
+    """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into."""
+    return implementation("block_norms", x.device.type)(x, layout, block, order)  # type: ignore[no-any-return]
+
+
+def negative_bits(x: Tensor) -> Tensor:
+    """Which entries are below zero, as bits."""
+    return implementation("negative_bits", x.device.type)(x)  # type: ignore[no-any-return]
+
+
+def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
+    """out += alpha * scale of the block, or -= it where the entry's bit is set."""
+    return implementation("add_signs_", out.device.type)(out, negative, scales, layout, block, alpha)  # type: ignore[no-any-return]
+
+
+def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
+    """QSGD's stochastic level and sign of each entry, packed; a norm for each block, a key for each piece."""
+    return implementation("level_codes", x.device.type)(x, norms, layout, block, levels, keys)  # type: ignore[no-any-return]
+
+
+def add_levels_(
+    out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
+) -> Tensor:
+    """out += (norm * (alpha / levels)) * level with the block's norm, or -= it where the sign bit is set."""
+    return implementation("add_levels_", out.device.type)(out, packed, norms, layout, block, levels, alpha)  # type: ignore[no-any-return]
+
+
+def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
+    """Whether no level of `count` packed codes exceeds `levels`, as a tensor without dimensions."""
+    return implementation("levels_within", packed.device.type)(packed, count, levels)  # type: ignore[no-any-return]
+
+
+def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Each entry's stochastic exponent as a byte, and the bits of the negative ones; a key for each piece."""
+    return implementation("power_codes", x.device.type)(x, layout, keys)  # type: ignore[no-any-return]
+
+
+def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> Tensor:
+    """out += alpha * 2^(code - 127), or -= it where the entry's bit is set."""
+    return implementation("add_powers_", out.device.type)(out, codes, negative, alpha)  # type: ignore[no-any-return]
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """A vector of booleans as bytes, lowest bit first, padded with zeros."""
+    return implementation("pack_bits", bits.device.type)(bits)  # type: ignore[no-any-return]
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The first `count` booleans of packed bytes."""
+    return implementation("unpack_bits", packed.device.type)(packed, count)  # type: ignore[no-any-return]
+
+
+def pack_codes(codes: Tensor, width: int) -> Tensor:
+    """Non-negative integers below 2^width as consecutive `width`-bit fields."""
+    return implementation("pack_codes", codes.device.type)(codes, width)  # type: ignore[no-any-return]
+
+
+def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
+    """`count` integers from consecutive `width`-bit fields."""
+    return implementation("unpack_codes", packed.device.type)(packed, width, count)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ stream by accident, every back-end draws the same bits, and torch's global gener
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,10 +50,14 @@ class Key:
     @property
     def number(self) -> int:
         """The key as one 64-bit number."""
+        return self.numbers([self.piece])[0]
+
+    def numbers(self, pieces: Iterable[int]) -> list[int]:
+        """The numbers of this key at several pieces."""
         state = 0
-        for part in (self.seed, self.step, self.worker, self.piece):
+        for part in (self.seed, self.step, self.worker):
             state = mix(state ^ (part & _MASK))
-        return state
+        return [mix(state ^ (piece & _MASK)) for piece in pieces]
 
 
 def _signed(number: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.blocks import level_factors, spread
 from thinwire.ops.keys import random_bits, uniform
 
 
@@ -112,15 +113,70 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
     return positions, values
 
 
-def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:
-    """Stochastic levels in 0..levels of |x| * levels / norm (QSGD, Alistarh et al. 2017, section 3.1).
+def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
+    """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into.
 
-    floor(y) or floor(y) + 1, the latter with probability y - floor(y): the expectation is y.
+    Sums are taken in float64 and rounded once, to the type of x: squares of a float32 neither overflow nor vanish
+    (those of a float64 do beyond 2^511 and below 2^-537). Back-ends add in orders of their own, each a fixed one: two
+    of them differ by at most (eps(dtype) + n * eps(float64)) * norm for a block of n entries.
     """
-    scaled = torch.where(norms > 0, x.abs() * (levels / norms), torch.zeros_like(x)).clamp_(max=levels)
+    wide = x.to(torch.float64)
+    parts = [part for _, view in layout.views(wide) if view.numel() for part in torch.split(view, block)]
+    sums = [(part.abs() if order == 1 else part.square()).sum().view(1) for part in parts]
+    total = torch.cat([wide.new_empty(0), *sums])
+    return (total if order == 1 else total.sqrt()).to(x.dtype)
+
+
+def negative_bits(x: Tensor) -> Tensor:
+    """Which entries are below zero (-0 is not), as bits."""
+    return pack_bits(x < 0)
+
+
+def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
+    """out += alpha * scale of the block, or -= it where the entry's bit is set."""
+    scale = spread(scales * alpha, layout, block)
+    return out.add_(torch.where(unpack_bits(negative, out.numel()), -scale, scale))
+
+
+def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:
+    """Stochastic levels in 0..levels of |x| * (levels / norm) (QSGD, Alistarh et al. 2017, section 3.1).
+
+    floor(y) or floor(y) + 1, the latter with probability y - floor(y): the expectation is y. Zero has level 0.
+    """
+    some = (norms > 0) & (x != 0)
+    scaled = torch.where(some, x.abs() * level_factors(norms, levels), torch.zeros_like(x)).clamp_(max=levels)
     floor = scaled.floor()
     up = uniform(key, x.numel(), x.dtype, x.device) < scaled - floor
     return (floor + up).to(torch.int64)
+
+
+def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
+    """Each entry's level and above it a sign bit, set for a negative entry of level > 0, in 1 + bits(levels) bits.
+
+    `norms` has a number for each block, `keys` for each piece: an entry draws by its place in the piece.
+    """
+    norm = spread(norms, layout, block)
+    views = zip(keys, layout.views(x), strict=True)
+    parts = [qsgd_levels(view, norm[piece.part], levels, key) for key, (piece, view) in views]
+    level = torch.cat([torch.empty(0, dtype=torch.int64, device=x.device), *parts])
+    bits = levels.bit_length()
+    return pack_codes(level | (((x < 0) & (level > 0)).to(torch.int64) << bits), bits + 1)
+
+
+def add_levels_(
+    out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
+) -> Tensor:
+    """out += (norm * (alpha / levels)) * level with the block's norm, or -= it where the sign bit is set."""
+    bits = levels.bit_length()
+    codes = unpack_codes(packed, bits + 1, out.numel())
+    level = (codes & ((1 << bits) - 1)).to(out.dtype)
+    return out.add_(spread(norms * (alpha / levels), layout, block) * torch.where(codes >> bits == 1, -level, level))
+
+
+def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
+    """Whether no level of `count` packed codes exceeds `levels`, as a tensor without dimensions."""
+    bits = levels.bit_length()
+    return ((unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)) <= levels).all()
 
 
 def natural_exponents(x: Tensor, key: int) -> Tensor:
@@ -136,14 +192,18 @@ def natural_exponents(x: Tensor, key: int) -> Tensor:
     return torch.where(x.abs() < 2.0**-126, tiny, normal).clamp_(0, 254)
 
 
-def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> tuple[Tensor, Tensor]:
-    """Norms of consecutive blocks of at most `block` entries within each piece, and the blocks' lengths."""
-    norms, lengths = [x.new_empty(0)], [torch.empty(0, dtype=torch.int64, device=x.device)]
-    for _, view in layout.views(x):
-        parts = torch.split(view, block) if view.numel() else ()
-        norms += [torch.linalg.vector_norm(part, order).reshape(1) for part in parts]
-        lengths.append(torch.tensor([part.numel() for part in parts], dtype=torch.int64, device=x.device))
-    return torch.cat(norms), torch.cat(lengths)
+def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Each entry's stochastic exponent as a byte, and the bits of the negative ones; a key for each piece."""
+    parts = [natural_exponents(view, key) for key, (_, view) in zip(keys, layout.views(x), strict=True)]
+    none = torch.empty(0, dtype=torch.int64, device=x.device)
+    return torch.cat([none, *parts]).to(torch.uint8), negative_bits(x)
+
+
+def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> Tensor:
+    """out += alpha * 2^(code - 127), or -= it where the entry's bit is set; code 0 is zero, 255 is read as 254."""
+    magnitude = (codes.clamp(max=254).to(torch.int32) << 23).view(torch.float32)  # code 0 is the bits of 0.0
+    step = magnitude.to(out.dtype) * alpha
+    return out.add_(torch.where(unpack_bits(negative, out.numel()), -step, step))
 
 
 def pack_bits(bits: Tensor) -> Tensor:

@@ -9,31 +9,15 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import Key, pack_bits, pack_codes, unpack_bits, unpack_codes
+from thinwire.ops import Key, add_levels_, add_signs_, block_count, levels_within
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields, raw
 from thinwire.payload.reader import Reader
 
 
-def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
-    """Lengths of the consecutive blocks of at most `block` entries that each piece is cut into."""
-    lengths = [min(block, p.numel - start) for p in layout.pieces for start in range(0, p.numel, block)]
-    return torch.tensor(lengths, dtype=torch.int64, device=device)
-
-
-def block_count(layout: Layout, block: int) -> int:
-    """How many blocks there are."""
-    return sum(-(-piece.numel // block) for piece in layout.pieces)
-
-
-def spread(scales: Tensor, layout: Layout, block: int) -> Tensor:
-    """Each block's scale, repeated for each of its entries."""
-    return scales.repeat_interleave(block_lengths(layout, block, scales.device), output_size=layout.numel)
-
-
 @dataclass(frozen=True, eq=False)
 class Signs(Payload):
-    """One bit an entry, one scale a block: +-scale."""
+    """One bit an entry, one scale a block: +-scale. `negative` holds the bits as they travel."""
 
     negative: Tensor
     scales: Tensor
@@ -46,25 +30,27 @@ class Signs(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        scales = spread(self.scales, self.layout, self.block)
-        return out.add_(torch.where(self.negative, -scales, scales), alpha=alpha)
+        return add_signs_(out, self.negative, self.scales.to(out.dtype), self.layout, self.block, alpha)
 
     def pack(self) -> list[Chunk]:
-        return [fields("I", self.block), raw(self.scales), pack_bits(self.negative)]
+        return [fields("I", self.block), raw(self.scales), self.negative]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         (block,) = reader.fields("I")
         reader.require(block > 0, _NO_BLOCK)
         scales = reader.numbers(block_count(layout, block), dtype)
-        return cls(unpack_bits(reader.bits(layout.numel), layout.numel), scales, layout, block)
+        return cls(reader.bits(layout.numel), scales, layout, block)
 
 
 @dataclass(frozen=True, eq=False)
 class Levels(Payload):
-    """A sign and a level 0..levels an entry, one norm a block: +-norm * level / levels."""
+    """A sign and a level 0..levels an entry, one norm a block: +-(norm / levels) * level.
 
-    signed_levels: Tensor
+    `codes` holds them as they travel: a level, and its sign bit above it, in 1 + bits(levels) bits.
+    """
+
+    codes: Tensor
     norms: Tensor
     layout: Layout
     levels: int
@@ -76,27 +62,23 @@ class Levels(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        norms = spread(self.norms, self.layout, self.block)
-        return out.add_(norms * (self.signed_levels.to(norms.dtype) / self.levels), alpha=alpha)
+        norms = self.norms.to(out.dtype)
+        return add_levels_(out, self.codes, norms, self.layout, self.block, self.levels, alpha)
 
     def pack(self) -> list[Chunk]:
-        magnitude_bits = self.levels.bit_length()
-        codes = self.signed_levels.abs() | ((self.signed_levels < 0).to(torch.int64) << magnitude_bits)
-        start = fields("II", self.block, self.levels)
-        return [start, raw(self.norms), pack_codes(codes, magnitude_bits + 1)]
+        return [fields("II", self.block, self.levels), raw(self.norms), self.codes]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         block, levels = reader.fields("II")
         reader.require(block > 0, _NO_BLOCK)
-        reader.require(levels > 0, "message announces no levels")
-        bits = levels.bit_length()
+        reader.require(0 < levels < 1 << 16, "message announces {} levels; there are 1 to 65535", levels)
         norms = reader.numbers(block_count(layout, block), dtype)
-        codes = unpack_codes(reader.bits(layout.numel * (bits + 1)), bits + 1, layout.numel)
-        magnitude = codes & ((1 << bits) - 1)
-        reader.require((codes != 1 << bits).all(), "a level in the message is zero with a sign")
-        reader.require((magnitude <= levels).all(), "a level in the message exceeds the {} levels it announces", levels)
-        return cls(torch.where(codes >> bits == 1, -magnitude, magnitude), norms, layout, levels, block)
+        codes = reader.bits(layout.numel * (levels.bit_length() + 1))
+        if levels & (levels + 1):  # else every code of so many bits is a level
+            within = levels_within(codes, layout.numel, levels)
+            reader.require(within, "a level in the message exceeds the {} levels it announces", levels)
+        return cls(codes, norms, layout, levels, block)
 
 
 _NO_BLOCK = "message announces blocks of length 0"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import Key, pack_bits, unpack_bits
+from thinwire.ops import Key, add_powers_
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk
 from thinwire.payload.reader import Reader
@@ -17,11 +17,10 @@ from thinwire.payload.reader import Reader
 
 @dataclass(frozen=True, eq=False)
 class Powers(Payload):
-    """+-2^(code - 127), or zero for code 0: nine bits an entry (natural compression)."""
+    """+-2^(code - 127), or zero for code 0: nine bits an entry (natural compression). Held as it travels."""
 
-    negative: Tensor
     codes: Tensor
-    dtype: torch.dtype
+    negative: Tensor
     tag: ClassVar[int] = 6
 
     @property
@@ -29,14 +28,13 @@ class Powers(Payload):
         return True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        magnitude = (self.codes.to(torch.int32) << 23).view(torch.float32)  # code 0 is the bits of 0.0
-        return out.add_(torch.where(self.negative, -magnitude, magnitude).to(self.dtype), alpha=alpha)
+        return add_powers_(out, self.codes, self.negative, alpha)
 
     def pack(self) -> list[Chunk]:
-        return [self.codes.to(torch.uint8), pack_bits(self.negative)]
+        return [self.codes, self.negative]
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        codes = reader.take(layout.numel).clone()
+        codes = reader.take(layout.numel)
         reader.require((codes < 255).all(), "message holds an exponent beyond 127")
-        return cls(unpack_bits(reader.bits(layout.numel), layout.numel), codes, dtype)
+        return cls(codes, reader.bits(layout.numel))

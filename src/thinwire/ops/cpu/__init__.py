@@ -11,6 +11,18 @@ from thinwire.layout import Layout
 from thinwire.ops.cpu import wire
 from thinwire.ops.cpu.above import above
 from thinwire.ops.cpu.draw import drawn
+from thinwire.ops.cpu.fields import pack_bits as pack_bits
+from thinwire.ops.cpu.fields import pack_codes as pack_codes
+from thinwire.ops.cpu.fields import unpack_bits as unpack_bits
+from thinwire.ops.cpu.fields import unpack_codes as unpack_codes
+from thinwire.ops.cpu.norms import block_norms as block_norms
+from thinwire.ops.cpu.quantise import add_levels_ as add_levels_
+from thinwire.ops.cpu.quantise import add_powers_ as add_powers_
+from thinwire.ops.cpu.quantise import add_signs_ as add_signs_
+from thinwire.ops.cpu.quantise import level_codes as level_codes
+from thinwire.ops.cpu.quantise import levels_within as levels_within
+from thinwire.ops.cpu.quantise import negative_bits as negative_bits
+from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 

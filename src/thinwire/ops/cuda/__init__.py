@@ -10,6 +10,18 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.cuda import wire
+from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
+from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
+from thinwire.ops.cuda.quantise import add_signs_ as add_signs_
+from thinwire.ops.cuda.quantise import block_norms as block_norms
+from thinwire.ops.cuda.quantise import level_codes as level_codes
+from thinwire.ops.cuda.quantise import levels_within as levels_within
+from thinwire.ops.cuda.quantise import negative_bits as negative_bits
+from thinwire.ops.cuda.quantise import pack_bits as pack_bits
+from thinwire.ops.cuda.quantise import pack_codes as pack_codes
+from thinwire.ops.cuda.quantise import power_codes as power_codes
+from thinwire.ops.cuda.quantise import unpack_bits as unpack_bits
+from thinwire.ops.cuda.quantise import unpack_codes as unpack_codes
 from thinwire.ops.cuda.select import DIFFERENCE, MEMORY, PLAIN, select
 from thinwire.ops.cuda.wire import checksum as checksum
 from thinwire.ops.cuda.wire import pack_positions as pack_positions

@@ -1,0 +1,36 @@
+"""The blocks that a layout's pieces are cut into: how many, how long, and one number a block for its entries."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout
+
+
+def block_count(layout: Layout, block: int) -> int:
+    """The number of consecutive blocks of at most `block` entries that the pieces are cut into."""
+    return sum(-(-piece.numel // block) for piece in layout.pieces)
+
+
+@lru_cache(maxsize=64)
+def block_lengths(layout: Layout, block: int, device: torch.device) -> Tensor:
+    """Each block's number of entries; kept, because bringing it to a GPU makes the host wait. Not to be written to."""
+    counts = torch.tensor([-(-piece.numel // block) for piece in layout.pieces], dtype=torch.int64)
+    lengths = torch.full((int(counts.sum()),), min(block, max(1, layout.numel)), dtype=torch.int64)
+    filled = counts > 0
+    sizes = torch.tensor([piece.numel for piece in layout.pieces], dtype=torch.int64)[filled]
+    lengths[counts.cumsum(0)[filled] - 1] = sizes - (counts[filled] - 1) * block
+    return lengths.to(device)
+
+
+def spread(scales: Tensor, layout: Layout, block: int) -> Tensor:
+    """Each block's number, repeated for each of its entries."""
+    return scales.repeat_interleave(block_lengths(layout, block, scales.device), output_size=layout.numel)
+
+
+def level_factors(norms: Tensor, levels: int) -> Tensor:
+    """levels / norm, rounded as every back-end must: the reciprocal, then the product. Infinite for a norm of zero."""
+    return norms.reciprocal() * levels
