@@ -110,8 +110,9 @@ class _Selection:
         self.launch = table.launchers[kind, scales is None, aligned(a, b)]
         self.blocks: int = triton.cdiv(table.capacity, BLOCK)
         pieces, device = table.pieces, a.device
-        zeroed = torch.zeros(pieces * BINS + 4, dtype=torch.int32, device=device)
-        self.histogram, self.failure, *self.open = zeroed.split([pieces * BINS, 1, 1, 1, 1])
+        self.copies = 8 if pieces <= 16 else 1
+        zeroed = torch.zeros(self.copies * pieces * BINS + 4, dtype=torch.int32, device=device)
+        self.histogram, self.failure, *self.open = zeroed.split([self.copies * pieces * BINS, 1, 1, 1, 1])
         self.floors, self.shifts, self.spans, self.wanted = torch.empty(4, pieces, dtype=torch.int32, device=device)
         self.ties = torch.empty(pieces, dtype=torch.int64, device=device)
         self.places = torch.empty(table.capacity, dtype=torch.int64, device=device)
@@ -147,7 +148,8 @@ class _Selection:
         self.launch(
             "weigh", kernels.weigh, (self.blocks,),
             self.a, self.b, table.starts, table.pieces, self.reached, table.number, table.capacity, self.floors,
-            self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, BLOCK, BINS, num_warps=4,
+            self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, BLOCK, BINS, self.copies,
+            num_warps=4,
         )  # fmt: skip
 
     def _narrow(self) -> None:
@@ -184,7 +186,7 @@ class _Selection:
         self.launch(
             f"pick {retry} {opening} {still_open.storage_offset()}", kernels.pick, (self.table.pieces,),
             self.histogram, self.table.counts, self.floors, self.shifts, self.spans, self.wanted, self.ties,
-            self.failure, still_open, retry, opening, BINS, WIDEST, num_warps=8,
+            self.failure, still_open, retry, opening, BINS, WIDEST, self.copies, num_warps=8,
         )  # fmt: skip
 
     def _place(self, positions: Tensor, values: Tensor) -> None:

@@ -106,8 +106,9 @@ def sample(
     few = (expected - 4.0 * tl.sqrt(expected)).to(tl.int32)
     for step in range(16):  # down to 1/256 of a power of two: the floor may be low, it must not be high
         lower, higher = low | (1 << (30 - step)), high | (1 << (30 - step))
-        low = tl.where(tl.sum((m >= lower).to(tl.int32)) >= rank, lower, low)
-        high = tl.where(tl.sum((m >= higher).to(tl.int32)) >= few, higher, high)
+        both = tl.sum((m >= lower).to(tl.int32) + ((m >= higher).to(tl.int32) << 16))  # two counts in one number
+        low = tl.where((both & 0xFFFF) >= rank, lower, low)
+        high = tl.where((both >> 16) >= few, higher, high)
     span = tl.where(few >= 8, high - low, MAGNITUDE - low)
     shift = 0
     for s in range(0, WIDEST):
@@ -200,12 +201,13 @@ def _add_to_histogram(histogram, piece, bins, chosen, BINS: tl.constexpr):
 @triton.jit(do_not_specialize=["pieces", "tiles", "capacity"])
 def weigh(
     a, b, starts, pieces, reached, tiles, capacity, floors, shifts, histogram, places, entries, owners,
-    again: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
+    again: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Each candidate's entry and piece, and the histogram of magnitudes above the floor.
 
-    Half of all candidates fall into the last bin: a block of one piece adds them up first. (`pieces` must not become a
-    constant 1: with the search folded away, Triton 3.6 fails to compile.)
+    Half of all candidates fall into the last bin: a block of one piece adds them up first. Programs take turns among
+    the copies of the histogram, or they would wait for each other's additions. (`pieces` must not become a constant 1:
+    with the search folded away, Triton 3.6 fails to compile.)
     """
     total = tl.load(reached + tiles - 1)
     c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -217,6 +219,7 @@ def weigh(
     tl.store(owners + c, piece, mask=inside)
     bins = (_magnitude(x) - tl.load(floors + piece)) >> tl.load(shifts + piece)
     first, last = tl.min(tl.where(inside, piece, pieces)), tl.max(tl.where(inside, piece, 0))
+    histogram += tl.program_id(0) % COPIES * pieces * BINS
     if first == last:
         top = inside & (bins >= BINS - 1)
         tl.atomic_add(histogram + first * BINS + BINS - 1, tl.sum(top.to(tl.int32)), sem="relaxed")
@@ -228,7 +231,7 @@ def weigh(
 @triton.jit
 def pick(
     histogram, counts, floors, shifts, spans, wanted, ties, failure, open,
-    retry: tl.constexpr, opening: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
+    retry: tl.constexpr, opening: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """For each piece the bin that holds the k-th magnitude: it becomes the range that the next histogram cuts finer.
 
@@ -247,6 +250,9 @@ def pick(
         row = histogram + p * BINS + j
         numbers = tl.load(row)
         tl.store(row, numbers * 0)
+        if opening:
+            for copy in tl.static_range(1, COPIES):
+                numbers += tl.load(row + copy * tl.num_programs(0) * BINS)
         need, floor, shift = tl.load(wanted + p), tl.load(floors + p), tl.load(shifts + p)
         if opening or retry:
             need = tl.load(counts + p).to(tl.int32)

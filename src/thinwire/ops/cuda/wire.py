@@ -57,6 +57,8 @@ def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, 
 
 WORDS = 64
 """Words of 32 bits of the map that one program looks at."""
+FINDING = 4
+"""Warps that do so."""
 
 
 @triton.jit
@@ -165,7 +167,7 @@ def unpack_positions(
     launch(
         "find", _find_marks, (programs, rows),
         low, low.stride(0), low.shape[1], bitmap, bitmap.stride(0), length, count, bound, reached, positions, sound,
-        width, WORDS, count * max(1, width) >= 1 << 31 or length >= 1 << 31, num_warps=4,
+        width, WORDS, count * max(1, width) >= 1 << 31 or length >= 1 << 31, num_warps=FINDING,
     )  # fmt: skip
     return positions, reached[:, -1], sound != 0
 
@@ -214,25 +216,46 @@ def _find_edges(table, ranges, width, edges, BLOCK: tl.constexpr):
     tl.store(edges + row * (ranges + 1) + g, low, mask=g <= ranges)
 
 
+@triton.jit
+def _entries(table, edges, row, rows, ranges, g, BLOCK: tl.constexpr):
+    """The first block of a payload's entries in a range, and where they begin and end; nothing after the last row."""
+    positions = tl.load(table + 3 * row, mask=row < rows, other=0).to(tl.pointer_type(tl.int64))
+    values = tl.load(table + 3 * row + 1, mask=row < rows, other=0).to(tl.pointer_type(tl.float32))
+    edge = edges + row * (ranges + 1) + g
+    start, stop = tl.load(edge, mask=row < rows, other=0), tl.load(edge + 1, mask=row < rows, other=0)
+    i = start + tl.arange(0, BLOCK)
+    place = tl.load(positions + i, mask=i < stop, other=0)
+    return place, tl.load(values + i, mask=i < stop, other=0.0), start, stop
+
+
+@triton.jit
+def _add_entries(out, place, value, inside, alpha):
+    tl.store(out + place, tl.load(out + place, mask=inside, other=0.0) + alpha * value, mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows", "ranges"])
 def _add_each(out, table, rows, ranges, edges, alpha, BLOCK: tl.constexpr):
     """One range of the output: payload after payload, with a barrier between them, so that every sum has one order.
 
-    A range's part of the output stays in the cache until all payloads are added: each sector is read and written once.
+    A range's part of the output stays in the cache until all payloads are added; a payload's entries are on their way
+    while those of the one before are added.
     """
     g = tl.program_id(0)
     row = 0
+    place, value, start, stop = _entries(table, edges, row, rows, ranges, g, BLOCK)
     while row < rows:
-        positions = tl.load(table + 3 * row).to(tl.pointer_type(tl.int64))
-        values = tl.load(table + 3 * row + 1).to(tl.pointer_type(tl.float32))
-        start, stop = tl.load(edges + row * (ranges + 1) + g), tl.load(edges + row * (ranges + 1) + g + 1)
+        next_place, next_value, next_start, next_stop = _entries(table, edges, row + 1, rows, ranges, g, BLOCK)
+        _add_entries(out, place, value, start + tl.arange(0, BLOCK) < stop, alpha)
+        start += BLOCK
         while start < stop:
             i = start + tl.arange(0, BLOCK)
-            place = out + tl.load(positions + i, mask=i < stop, other=0)
-            value = tl.load(values + i, mask=i < stop, other=0.0)
-            tl.store(place, tl.load(place, mask=i < stop, other=0.0) + alpha * value, mask=i < stop)
+            positions = tl.load(table + 3 * row).to(tl.pointer_type(tl.int64))
+            values = tl.load(table + 3 * row + 1).to(tl.pointer_type(tl.float32))
+            more = tl.load(positions + i, mask=i < stop, other=0)
+            _add_entries(out, more, tl.load(values + i, mask=i < stop, other=0.0), i < stop, alpha)
             start += BLOCK
         tl.debug_barrier()
+        place, value, start, stop = next_place, next_value, next_start, next_stop
         row += 1
 
 
