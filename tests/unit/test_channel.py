@@ -403,6 +403,18 @@ def test_a_sound_message_of_a_format_that_the_rule_never_sends_is_refused_or_rea
         ends[0].receive(sent[0], [sent[0].message, forged], torch.empty(layout.numel))
 
 
+def test_a_message_without_the_flags_that_its_rule_needs_names_its_rank() -> None:
+    """It once did not say whose message it was."""
+    ends = _started(EF21Plus(TOP))
+    layout = ends[0].layout(list(SHAPES))
+    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    body = pack_payload(Empty())
+    length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
+    forged = resealed(torch.cat([sent[1].message[:16], length, body]))
+    with pytest.raises(WireError, match="rank 1: an ef21plus message must carry its flags, got format 0"):
+        ends[0].receive(sent[0], [sent[0].message, forged], torch.empty(layout.numel))
+
+
 def test_needs_are_those_of_the_rules_in_use() -> None:
     assert channels(Route({"a": MemSGD(TOP), "*": Identity()}, min_numel=0))[0].needs == MemSGD(TOP).needs
     assert channels(Route({"a": MemSGD(TOP), "*": Identity()}, min_numel=1000))[0].needs == frozenset()
