@@ -210,7 +210,7 @@ class Channel:
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own message; whether that was right is left to `judge`."""
-        rows = messages if isinstance(messages, Tensor) else torch.stack([*messages])
+        rows = messages if isinstance(messages, Tensor) else _rows(messages, sent.message.numel())
         reader = LateReader(rows, sent.message, sent.fields)
         flags = self._open(None, reader, sent)
         self._clear_unsent(sent, out)
@@ -353,6 +353,14 @@ class Channel:
     def _digest(self, layout: Layout, parts: Sequence[Part]) -> int:
         marks = [layout.digest, *(part.layout.digest ^ part.first for part in parts)]
         return zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks))
+
+
+def _rows(messages: Sequence[Tensor], length: int) -> Tensor:
+    """The messages of all ranks, one in each row."""
+    for rank, message in enumerate(messages):
+        if message.numel() != length:
+            raise WireError(f"rank {rank}: message has {message.numel()} bytes where this rank's own has {length}")
+    return torch.stack([*messages])
 
 
 @contextmanager

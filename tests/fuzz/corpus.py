@@ -66,7 +66,7 @@ class Sample:
     fields: tuple[tuple[int, int], ...]
     """Start and end of each run of fixed fields (tags, counts, lengths)."""
     ends: tuple[int, ...]
-    """Where chunks end: their last byte may hold padding."""
+    """Where chunks end, without and with what fills up their last word: padding may stand before either."""
 
 
 def samples() -> list[Sample]:
@@ -89,9 +89,8 @@ def _sample(payload: Payload, layout: Layout, dtype: torch.dtype) -> Sample:
     chunks = chunks_of(payload)
     spans = _spans(chunks, 0)
     fixed = tuple(span for span, chunk in zip(spans, chunks, strict=True) if isinstance(chunk, bytes))
-    return Sample(
-        label_of(payload), layout, dtype, bytes(join(chunks, CPU).tolist()), fixed, tuple(end for _, end in spans)
-    )
+    ends = tuple(end + filling for _, end in spans for filling in {0, -end % 4})
+    return Sample(label_of(payload), layout, dtype, bytes(join(chunks, CPU).tolist()), fixed, ends)
 
 
 def _spans(chunks: list[Chunk], start: int) -> list[tuple[int, int]]:
@@ -99,7 +98,7 @@ def _spans(chunks: list[Chunk], start: int) -> list[tuple[int, int]]:
     for chunk in chunks:
         length = len(chunk) if isinstance(chunk, bytes) else chunk.numel()
         spans.append((start, start + length))
-        start += length
+        start += length + -length % 4
     return spans
 
 
@@ -142,25 +141,40 @@ class Watched(Channel):
 
 @dataclass
 class Link:
-    """Rank 0 of two, in the middle of a step: its own message is sent, rank 1's is to come."""
+    """Rank 0 of one to three, in the middle of a step: its own message is sent, that of the rank `suspect` is to come.
+
+    Of one, the message to come is its own, as it comes back.
+    """
 
     label: str
     channel: Watched
     sent: Outgoing
-    message: bytes
+    gathered: tuple[bytes, ...]
+    """Every rank's message, undamaged."""
+    suspect: int
     fields: tuple[tuple[int, int], ...]
+    """Start and end of each run of fixed fields, with what fills up its last word; every rank's are alike in size."""
     ends: tuple[int, ...]
     out: Tensor = field(repr=False)
 
+    @property
+    def message(self) -> bytes:
+        """What the suspect sent."""
+        return self.gathered[self.suspect]
+
+    def with_message(self, message: bytes) -> list[bytes]:
+        """Every rank's message, the suspect's replaced."""
+        return [message if rank == self.suspect else other for rank, other in enumerate(self.gathered)]
+
 
 def links() -> list[Link]:
-    """A link for each rule in its first step and in its second."""
-    return [_link(rule, steps) for rule in RULES for steps in (0, 1)]
+    """A link for each rule in its first step and in its second, of one, two and three ranks."""
+    return [_link(rule, steps, size) for rule in RULES for steps in (0, 1) for size in (1, 2, 3)]
 
 
-def _link(rule: Feedback | Route, steps: int) -> Link:
+def _link(rule: Feedback | Route, steps: int, size: int) -> Link:
     parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    ends = [Watched(rule, parameters, rank=rank, size=2) for rank in range(2)]
+    ends = [Watched(rule, parameters, rank=rank, size=size) for rank in range(size)]
     for end in ends:
         end.seen = []
     layout = ends[0].layout(list(SHAPES))
@@ -170,9 +184,9 @@ def _link(rule: Feedback | Route, steps: int) -> Link:
             for end, mine in zip(ends, sent, strict=True):
                 end.receive(mine, [s.message for s in sent], torch.empty(layout.numel))
                 end.finish()
-    theirs = bytes(sent[1].message.tolist())
-    fixed, marks = _places(ends[1], sent[1], theirs)
-    return Link(str(rule), ends[0], sent[0], theirs, fixed, marks, torch.empty(layout.numel))
+    gathered, suspect = tuple(bytes(s.message.tolist()) for s in sent), size // 2
+    fixed, marks = _places(ends[suspect], sent[suspect], gathered[suspect])
+    return Link(str(rule), ends[0], sent[0], gathered, suspect, fixed, marks, torch.empty(layout.numel))
 
 
 def _send(end: Channel, layout: Layout, seed: int) -> Outgoing:
@@ -183,9 +197,10 @@ def _send(end: Channel, layout: Layout, seed: int) -> Outgoing:
 def _places(end: Channel, sent: Outgoing, message: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """Where a sealed message's fields stand and its chunks end: found by reading it."""
     reader = _Noting(torch.tensor(list(message), dtype=torch.uint8))
-    end._open(1, reader, sent)
+    end._open(end.rank, reader, sent)
     for part in sent.parts:
-        end._payload(1, reader, part)
+        end._payload(end.rank, reader, part)
+    reader.finish()
     return tuple(reader.fixed), tuple(reader.ends)
 
 
@@ -197,9 +212,9 @@ class _Noting(Reader):
         self.fixed: list[tuple[int, int]] = []
         self.ends: list[int] = []
 
-    def take(self, nbytes: int) -> Tensor:
-        taken = super().take(nbytes)
-        self.ends.append(self.place)
+    def _words(self, nbytes: int) -> Tensor:
+        start, taken = self.place, super()._words(nbytes)
+        self.ends += {start + nbytes, self.place}
         return taken
 
     def fields(self, layout: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ was read gives the same bytes again, so that no two messages mean the same and n
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -126,11 +127,10 @@ def resealed(message: bytes) -> bytes:
 
 def examine_message(message: bytes, link: Link, *, late: bool = False) -> str:
     """How a whole message fared in `Channel.receive`; `late` reads it as a receiver on a GPU does, too."""
-    guarded = Guarded(message, 0xAA, shift=len(message) % 5)
-    verdict = _receive(guarded, link)
+    verdict = _receive(Guarded(message, 0xAA, shift=len(message) % 5), link)
     strict = link.out.clone() if verdict == ACCEPTED else None
     if late and link.sent.fixed:
-        _examine_late(guarded, link, strict)
+        _examine_late(message, link, strict)
     return verdict
 
 
@@ -138,10 +138,13 @@ def _receive(guarded: Guarded, link: Link) -> str:
     channel = link.channel
     channel.seen = []
     link.out.fill_(7.0)
+    messages = [_tensor(message) for message in link.gathered]
+    messages[link.suspect] = guarded.tensor
     try:
-        channel.receive(link.sent, [link.sent.message, guarded.tensor], link.out)
+        channel.receive(link.sent, messages, link.out)
         fault = channel._fault
     except WireError as error:
+        require(f"rank {link.suspect}" in str(error), f"another rank's message is blamed: {error}")
         return kind_of(error)
     finally:
         guarded.check()
@@ -159,7 +162,7 @@ def _check_result(link: Link, message: bytes, flag: int, fault: object) -> None:
     if flag != FINITE:
         require(fault is not None, "a message that says it is not finite is taken for finite")
         return
-    theirs = [payload for rank, payload in link.channel.seen if rank == 1]
+    theirs = [payload for rank, payload in link.channel.seen if rank == link.suspect]
     for payload, part in zip(theirs, link.sent.parts, strict=True):
         check_payload(payload, part.layout.numel)
     bodies = [pack_payload(payload) for payload in theirs]
@@ -167,17 +170,51 @@ def _check_result(link: Link, message: bytes, flag: int, fault: object) -> None:
     require(again == message or any(map(not_a_number, theirs)), "another message means the same")
 
 
-def _examine_late(guarded: Guarded, link: Link, strict: Tensor | None) -> None:
-    """Reading late may refuse more (fields must be one's own), never less, and gives the same numbers."""
-    channel = link.channel
-    try:
-        channel._receive_unjudged(link.sent, [link.sent.message, guarded.tensor], link.out)
-        channel.judge()
-    except WireError:
+def _examine_late(message: bytes, link: Link, strict: Tensor | None) -> None:
+    """Reading all ranks' messages together, late, marks the one unsound that reading at once refuses, and no other.
+
+    It may refuse more, where fields are not one's own or a step is refused unread, never less, and gives the same
+    numbers. Nothing is raised before the verdict, but for a message of another length.
+    """
+    channel, size = link.channel, link.channel.size
+    gathered = link.with_message(message)
+    if len(message) != len(link.message):
+        _refuses(lambda: channel._receive_unjudged(link.sent, [*map(_tensor, gathered)], link.out), link)
+        channel.abandon()
         return
+    guarded = Guarded(b"".join(gathered), 0xAA, shift=sum(message) % 9)
+    try:
+        channel._receive_unjudged(link.sent, guarded.tensor.view(size, len(message)), link.out)
+        (unjudged,) = channel._unjudged
+        sound = [bool(one) for one in unjudged.verdict[size:-1]]
+        require(all(sound[: link.suspect] + sound[link.suspect + 1 :]), "the message of another rank is unsound")
+        if not sound[link.suspect]:
+            require(strict is None or _unlike(message, link), "reading late refuses what reading at once takes")
+            _refuses(channel.judge, link)
+            return
+        channel.judge()
     finally:
         guarded.check()
         channel.abandon()
     require(strict is not None, "reading late takes what reading at once refuses")
-    assert strict is not None
     require(_same(strict, link.out), "reading late gives other numbers")
+
+
+def _refuses(receive: Callable[[], object], link: Link) -> None:
+    try:
+        receive()
+    except WireError as error:
+        require(f"rank {link.suspect}" in str(error), f"another rank's message is blamed: {error}")
+    else:
+        raise Finding("an unsound message is not refused")
+
+
+def _unlike(message: bytes, link: Link) -> bool:
+    """Whether a message differs from the receiver's own in a field, or says that its gradient was not finite."""
+    own = bytes(link.sent.message.tolist())
+    finite = int.from_bytes(message[12:16], "little", signed=True) == FINITE
+    return not finite or any(message[start:end] != own[start:end] for start, end in link.fields)
+
+
+def _tensor(message: bytes) -> Tensor:
+    return torch.tensor(list(message), dtype=torch.uint8)

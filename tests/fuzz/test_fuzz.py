@@ -6,12 +6,15 @@ import pytest
 import torch
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.corpus import Link, Sample, links, samples
-from tests.fuzz.oracle import ACCEPTED, Finding, Guarded, examine_message, examine_payload
+from tests.fuzz.oracle import ACCEPTED, Finding, Guarded, examine_message, examine_payload, resealed
 
 from thinwire.ops import backend
+from thinwire.payload.envelope import CHECKED
 
 SAMPLES, LINKS = samples(), links()
-each_link = pytest.mark.parametrize("link", LINKS, ids=[f"{link.label}-{i % 2}" for i, link in enumerate(LINKS)])
+each_link = pytest.mark.parametrize(
+    "link", LINKS, ids=[f"{link.label}-{i // 3 % 2}-of {link.channel.size}" for i, link in enumerate(LINKS)]
+)
 
 
 @pytest.mark.parametrize("kernels", ["numba", "reference"])
@@ -36,12 +39,12 @@ def test_real_messages_are_accepted_read_at_once_or_late(link: Link) -> None:
 
 @each_link
 def test_a_real_message_read_late_gives_the_same_numbers(link: Link) -> None:
-    theirs = Guarded(link.message, 0).tensor
     if not link.sent.fixed:
         pytest.skip("messages of varying size are never read late")
+    rows = Guarded(b"".join(link.gathered), 0).tensor.view(link.channel.size, -1)
     results = []
     for receive in (link.channel.receive, link.channel._receive_unjudged):
-        results.append(receive(link.sent, [link.sent.message, theirs], torch.empty_like(link.out)).clone())
+        results.append(receive(link.sent, rows, torch.empty_like(link.out)).clone())
         link.channel.judge()
         link.channel.abandon()
     assert torch.equal(*results)
@@ -54,6 +57,15 @@ def test_every_single_bit_flipped_is_refused() -> None:
         damaged = bytearray(link.message)
         damaged[place // 8] ^= 1 << place % 8
         assert examine_message(bytes(damaged), link) != ACCEPTED
+
+
+def test_late_reading_marks_the_message_with_a_flipped_bit() -> None:
+    """Bit after bit of some rank's message, its checksum made to fit: the oracle says which row must be unsound."""
+    for link in [link for link in LINKS if link.sent.fixed][::7]:
+        for bit in range(8 * CHECKED, 8 * len(link.message), 3):
+            damaged = bytearray(link.message)
+            damaged[bit // 8] ^= 1 << bit % 8
+            examine_message(resealed(bytes(damaged)), link, late=True)
 
 
 def test_the_guard_finds_a_write() -> None:

@@ -28,7 +28,7 @@ from thinwire import (
     ScaledSign,
     TopK,
 )
-from thinwire.channel import Channel
+from thinwire.channel import Channel, Outgoing
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
@@ -380,7 +380,7 @@ def test_a_message_of_another_format_is_refused_or_read(rule: Feedback | Route) 
     for tag in range(10):
         sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
         message = sent[1].message.clone()
-        message[24] = tag
+        message[24:28] = torch.tensor([tag, 0, 0, 0])
         resealed(message)
         with contextlib.suppress(WireError):
             ends[0].receive(sent[0], [sent[0].message, message], torch.empty(layout.numel))
@@ -400,6 +400,18 @@ def test_a_sound_message_of_a_format_that_the_rule_never_sends_is_refused_or_rea
     length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
     forged = resealed(torch.cat([sent[1].message[:16], length, body]))
     with contextlib.suppress(WireError):
+        ends[0].receive(sent[0], [sent[0].message, forged], torch.empty(layout.numel))
+
+
+def test_a_message_without_the_flags_that_its_rule_needs_names_its_rank() -> None:
+    """It once did not say whose message it was."""
+    ends = _started(EF21Plus(TOP))
+    layout = ends[0].layout(list(SHAPES))
+    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    body = pack_payload(Empty())
+    length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
+    forged = resealed(torch.cat([sent[1].message[:16], length, body]))
+    with pytest.raises(WireError, match="rank 1: an ef21plus message must carry its flags, got format 0"):
         ends[0].receive(sent[0], [sent[0].message, forged], torch.empty(layout.numel))
 
 
@@ -491,3 +503,103 @@ def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> No
     end = channels(MemSGD(TOP), 1)[0]
     layout = end.layout(list(SHAPES))
     assert int(first_nonfinite(torch.full((layout.numel,), torch.finfo(dtype).max, dtype=dtype), layout)) == FINITE
+
+
+# ---------------------------------------------------------------------- as a receiver on a GPU reads: all ranks at once
+
+
+TOGETHER: list[Feedback | Route] = [
+    *(MemSGD(TopK(0.5, values=name)) for name in ("full", "bfloat16", "float16")),  # positions in a bitmap
+    *(MemSGD(TopK(count=1, per="bucket", values=name)) for name in ("full", "bfloat16", "float16")),  # Elias-Fano
+    MemSGD(ScaledSign()),
+    MemSGD(RandK(0.3, shared=True)),
+    MemSGD(RandK(0.3, shared=True, values="float16")),
+    EF21(TopK(0.5)),
+    EF21(TopK(count=1, per="bucket"), start="zero"),
+    EF21Plus(TopK(count=1, per="bucket")),
+    Plain(QSGD(4, 3)),
+    Plain(Natural()),
+    Plain(Identity()),
+    Route({"a": EF21(TopK(0.5)), "b": Identity(), "*": MemSGD(ScaledSign(3))}, min_numel=0),
+]
+"""Rules whose messages have a fixed size."""
+each_fixed = pytest.mark.parametrize("rule", TOGETHER, ids=str)
+
+
+def sent_by_three(rule: Feedback | Route, warm: int) -> tuple[list[Channel], list[Outgoing]]:
+    ends = channels(rule, 3)
+    for seed in range(warm):
+        step(ends, seed)
+    layout = ends[0].layout(list(SHAPES))
+    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    assert all(one.fixed for one in sent)
+    return ends, sent
+
+
+each_warm = pytest.mark.parametrize("warm", [0, 2], ids=["first step", "later step"])
+
+
+@each_fixed
+@each_warm
+@pytest.mark.parametrize("as_rows", [True, False], ids=["rows", "list"])
+def test_messages_of_all_ranks_read_at_once_give_what_reading_one_by_one_gives(
+    rule: Feedback | Route, warm: int, as_rows: bool
+) -> None:
+    ends, sent = sent_by_three(rule, warm)
+    messages = [s.message for s in sent]
+    outs = [torch.empty(sent[0].layout.numel) for _ in ends]
+    ends[0].receive(sent[0], messages, outs[0])
+    for end, mine, out in zip(ends[1:], sent[1:], outs[1:], strict=True):
+        assert end._receive_unjudged(mine, torch.stack(messages) if as_rows else messages, out) is out
+    assert [end.finish() for end in ends] == [None] * 3
+    assert all(torch.equal(outs[0], out) for out in outs)
+    commons = [{k: v for k, v in snapshot(end)["slots"].items() if "/rank" not in k} for end in ends]
+    assert commons[0] == commons[1] == commons[2]
+
+
+@each_fixed
+@each_warm
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_damaged_one_of_all_messages_read_at_once_is_named(rule: Feedback | Route, warm: int, rank: int) -> None:
+    """In its version, what fills that up, its digest, its flag, a part's length, its tag and what fills that up."""
+    ends, sent = sent_by_three(rule, warm)
+    end, mine = ends[1], sent[1]
+    for place in (0, 1, 8, 13, 16, 24, 25, 27):
+        rows = torch.stack([s.message for s in sent])
+        rows[rank, place] ^= 64
+        if place >= CHECKED:
+            resealed(rows[rank])
+        out = torch.empty(mine.layout.numel)
+        end._receive_unjudged(mine, rows, out)
+        (unjudged,) = end._unjudged
+        assert unjudged.verdict[3:-1].tolist() == [r != rank for r in range(3)]
+        with pytest.raises(WireError, match=f"rank {rank}"):
+            end.judge()
+        assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("change", [-4, -1, 1, 4])
+def test_a_message_of_another_length_read_at_once_is_refused(rank: int, change: int) -> None:
+    """It once was an error of torch's."""
+    ends, sent = sent_by_three(MemSGD(ScaledSign()), 1)
+    messages = [s.message for s in sent]
+    length = messages[0].numel()
+    messages[rank] = torch.cat([messages[rank], torch.zeros(4, dtype=torch.uint8)])[: length + change]
+    problem = f"rank {rank}: message has {length + change} bytes where this rank's own has {length}"
+    with pytest.raises(WireError, match=problem):
+        ends[0]._receive_unjudged(sent[0], messages, torch.empty(sent[0].layout.numel))
+
+
+def test_a_gradient_that_is_not_finite_is_found_among_all_messages_read_at_once() -> None:
+    ends = channels(MemSGD(ScaledSign()), 3)
+    layout = ends[0].layout(list(SHAPES))
+    gradients = [gaussian(layout, rank) for rank in range(3)]
+    gradients[2][13] = math.inf
+    sent = [end.send(layout, g, step_sizes=SIZES) for end, g in zip(ends, gradients, strict=True)]
+    out = torch.empty(layout.numel)
+    ends[0]._receive_unjudged(sent[0], torch.stack([s.message for s in sent]), out)
+    fault = ends[0].finish()
+    assert fault is not None
+    assert (fault.rank, fault.parameter) == (2, "b")
+    assert bool(out.isnan().all())

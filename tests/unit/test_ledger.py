@@ -75,13 +75,13 @@ def test_norms_are_due_at_every_nth_step(every: int, due: list[int]) -> None:
 
 
 def test_a_simulation_books_its_true_message_lengths() -> None:
-    """Dense float32 with 3 workers: 4 bytes a number, and envelope (16), length (8) and tag (1)."""
+    """Dense float32 with 3 workers: 4 bytes a number, and envelope (16), length (8) and tag (4)."""
     simulation = Simulation({"x": torch.zeros(100)}, Plain(Identity()), 3)
     for _ in range(2):
         simulation.exchange([{"x": torch.ones(100)}] * 3)
     summary = simulation.ledger.summary()
-    assert summary["message_bytes"] == 2 * (400 + 25)
-    assert summary["sent_bytes"] == summary["received_bytes"] == 2 * 2 * 425
+    assert summary["message_bytes"] == 2 * (400 + 28)
+    assert summary["sent_bytes"] == summary["received_bytes"] == 2 * 2 * 428
     assert summary["dense_fp32_bytes"] == 2 * 2 * 800 // 3
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire import Key, Layout
 from thinwire.ops import (
+    backend,
     block_count,
     block_lengths,
     block_norms,
@@ -20,11 +21,14 @@ from thinwire.ops import (
     natural_exponents,
     pack_bits,
     pack_codes,
+    pack_positions,
     qsgd_levels,
     randk_indices,
     unpack_bits,
     unpack_codes,
+    unpack_positions,
 )
+from thinwire.ops import reference as definitions
 from thinwire.ops.reference import topk_indices
 
 CPU = torch.device("cpu")
@@ -148,3 +152,39 @@ def test_first_nonfinite_names_the_piece(bad: float) -> None:
     x[1] = bad
     assert first_nonfinite(x, layout) == 0
     assert first_nonfinite(torch.zeros(0), Layout(())) == -1
+
+
+@pytest.mark.parametrize("name", ["reference", "numba"])
+@pytest.mark.parametrize(("width", "length"), [(0, 9), (3, 20), (7, 64), (7, 131)])
+def test_positions_of_any_code_lie_within_bounds(name: str, width: int, length: int) -> None:
+    """Too few marks, too many, not ascending or too far: whoever reads on before judging must not leave the vector."""
+    generator, bound = torch.Generator().manual_seed(width), length << width >> 1
+    for count in (1, 5, 9):
+        for share in (0.02, 0.1, 0.5, 1.0):
+            low = torch.randint(256, (math.ceil(count * width / 8),), generator=generator, dtype=torch.uint8)
+            bitmap = pack_bits(torch.rand(length, generator=generator) < share)
+            with backend(name):
+                positions, marks, sound = unpack_positions(low, bitmap, width, length, count, bound)
+            assert marks == int(unpack_bits(bitmap, length).sum())
+            assert positions.shape == (count,)
+            assert bool(((positions >= 0) & (positions < bound)).all())
+            if sound and marks == count:
+                assert bool((positions.diff() > 0).all())
+
+
+@pytest.mark.parametrize("width", [0, 5])
+def test_codes_of_positions_in_rows_are_read_row_by_row(width: int) -> None:
+    """A GPU without Triton reads all ranks' positions by the definition: it once took no rows."""
+    numel, length = 90, 3 + (89 >> width) + 1
+    rows = torch.tensor([[0, 1, 89], [5, 40, 41], [7, 7, 9], [3, 5, 99]])
+    codes = [pack_positions(row, width, length + 9) for row in rows]
+    low, bitmap = (torch.stack([*part]) for part in zip(*codes, strict=True))
+    bitmap[1, 0] ^= 1
+    positions, marks, sound = definitions.unpack_positions(low, bitmap, width, length + 9, 3, numel)
+    assert isinstance(marks, torch.Tensor)
+    assert isinstance(sound, torch.Tensor)
+    for i in range(len(rows)):
+        one, held, fine = definitions.unpack_positions(low[i], bitmap[i], width, length + 9, 3, numel)
+        assert torch.equal(positions[i], one)
+        assert (int(marks[i]), bool(sound[i])) == (held, fine)
+    assert (sound & (marks == 3)).tolist() == [True, False, False, False]

@@ -24,17 +24,22 @@ from thinwire import (
     TopK,
 )
 from thinwire.errors import WireError
+from thinwire.ops import backend
 from thinwire.payload import (
     FORMATS,
     Dense,
     Empty,
     Flagged,
+    LateReader,
     Masked,
     Payload,
     Reader,
     Sparse,
+    add_all_to,
+    chunks_of,
     pack_payload,
     unpack_payload,
+    unpack_payloads,
 )
 from thinwire.payload.values import value_format
 
@@ -51,6 +56,8 @@ COMPRESSORS: list[Compressor] = [
     *(TopK(0.4, values=name) for name in ("full", "float32", "bfloat16", "float16", "exponent4")),
     TopK(0.4, per="bucket"),
     TopK(count=1),
+    TopK(count=2, per="bucket"),
+    TopK(count=2, per="bucket", values="float16"),
     TopK(1.0),
     RandK(0.3),
     RandK(count=0.5),
@@ -146,23 +153,24 @@ def test_flags_travel_with_the_payload_they_belong_to(layout: Layout, inner: Pay
 
 
 def test_sizes_are_what_the_formats_say() -> None:
-    """1,000 numbers of one piece, in bytes behind the tag."""
+    """1,000 numbers of one piece, in chunks of bytes behind the tag, each filled up to whole words of four."""
     layout = Layout.of([("x", 0, (1000,))])
     x = gaussian(layout, torch.float32)
-    sizes = {
-        Identity(): 4000,
-        ScaledSign(): 4 + 4 + 125,
-        ScaledSign(100): 4 + 40 + 125,
-        QSGD(15, 100): 8 + 40 + 1000 * 5 / 8,
-        Natural(): 1000 + 125,
-        RandK(count=50, shared=True): 1 + 4 + 200,
-        RandK(count=50, shared=True, values="bfloat16"): 1 + 4 + 100,
-        TopK(count=50): 5 + math.ceil(50 * 4 / 8) + math.ceil((50 + 63) / 8) + 200,
-        Strom(1e9): 5 + 4,
+    sizes: dict[Compressor, list[float]] = {
+        Identity(): [4000],
+        ScaledSign(): [4, 4, 125],
+        ScaledSign(100): [4, 40, 125],
+        QSGD(15, 100): [8, 40, 1000 * 5 / 8],
+        Natural(): [1000, 125],
+        RandK(count=50, shared=True): [1 + 4, 200],
+        RandK(count=50, shared=True, values="bfloat16"): [1 + 4, 100],
+        TopK(count=50): [1 + 4, 50 * 4 / 8, (50 + 63) / 8, 200],
+        Strom(1e9): [1 + 4, 4],
     }
-    for compressor, size in sizes.items():
-        assert pack_payload(compressor(x, layout, KEY)).numel() == 1 + size, str(compressor)
-    assert pack_payload(Empty()).numel() == 1
+    for compressor, chunks in sizes.items():
+        size = sum(4 * math.ceil(chunk / 4) for chunk in chunks)
+        assert pack_payload(compressor(x, layout, KEY)).numel() == 4 + size, str(compressor)
+    assert pack_payload(Empty()).numel() == 4
 
 
 def test_a_small_piece_between_others_gets_its_own_share() -> None:
@@ -191,7 +199,7 @@ def test_shared_masks_are_drawn_from_the_step_not_from_the_worker() -> None:
 def test_tags_are_unique_and_an_unknown_one_is_an_error() -> None:
     assert len({kind.tag for kind in FORMATS.values()}) == len(FORMATS)
     with pytest.raises(WireError, match=r"unknown payload format 99 in a message; known: \[0, 1"):
-        read(torch.tensor([99], dtype=torch.uint8), LAYOUTS[-1], torch.float32)
+        read(torch.tensor([99, 0, 0, 0], dtype=torch.uint8), LAYOUTS[-1], torch.float32)
 
 
 @each_compressor
@@ -207,8 +215,9 @@ def test_a_message_cut_anywhere_is_an_error(compressor: Compressor) -> None:
 def test_a_message_with_bytes_after_its_end_is_an_error(compressor: Compressor) -> None:
     layout = LAYOUTS[-1]
     message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
-    with pytest.raises(WireError):
-        read(torch.cat([message, message.new_zeros(1)]), layout, torch.float32)
+    for more in (1, 4, 8):
+        with pytest.raises(WireError):
+            read(torch.cat([message, message.new_zeros(more)]), layout, torch.float32)
 
 
 def assert_decodes_or_refuses(message: Tensor, layout: Layout) -> None:
@@ -222,7 +231,7 @@ def assert_decodes_or_refuses(message: Tensor, layout: Layout) -> None:
 @settings(max_examples=300)
 @given(st.sampled_from([*FORMATS, 8, 255]), st.binary(max_size=120), st.sampled_from(LAYOUTS))
 def test_random_bytes_decode_or_are_refused(tag: int, body: bytes, layout: Layout) -> None:
-    assert_decodes_or_refuses(torch.tensor([tag, *body], dtype=torch.uint8), layout)
+    assert_decodes_or_refuses(torch.tensor([tag, 0, 0, 0, *body], dtype=torch.uint8), layout)
 
 
 @settings(max_examples=300)
@@ -242,8 +251,8 @@ def test_a_message_with_changed_bytes_decodes_or_is_refused(
 
 def test_flags_nested_in_flags_are_refused() -> None:
     """No sender nests them; a forged message must not exhaust the stack."""
-    with pytest.raises(WireError):
-        read(torch.tensor([Flagged.tag, 0] * 5000, dtype=torch.uint8), LAYOUTS[-1], torch.float32)
+    with pytest.raises(WireError, match="flags within flags"):
+        read(torch.tensor([Flagged.tag, *[0] * 7] * 5000, dtype=torch.uint8), LAYOUTS[-1], torch.float32)
 
 
 def test_counts_beyond_a_piece_are_refused() -> None:
@@ -267,7 +276,7 @@ def test_an_exponent_that_no_sender_writes_is_refused() -> None:
     """Code 255 was once read as 254, the number 2^127."""
     layout = Layout.of([("x", 0, (9,))])
     message = pack_payload(Natural()(gaussian(layout, torch.float32), layout, KEY))
-    message[1] = 255
+    message[4] = 255
     with pytest.raises(WireError, match="exponent beyond 127"):
         read(message, layout, torch.float32)
 
@@ -275,7 +284,7 @@ def test_an_exponent_that_no_sender_writes_is_refused() -> None:
 def test_a_level_of_zero_with_a_sign_is_refused() -> None:
     layout = Layout.of([("x", 0, (4,))])
     message = pack_payload(QSGD(1, 4)(torch.zeros(4), layout, KEY))
-    message[-1] = 0b10
+    message[-4] = 0b10
     with pytest.raises(WireError, match="zero with a sign"):
         read(message, layout, torch.float32)
 
@@ -283,21 +292,169 @@ def test_a_level_of_zero_with_a_sign_is_refused() -> None:
 @pytest.mark.parametrize("compressor", [ScaledSign(), QSGD(1), Natural()], ids=str)
 def test_padding_behind_signs_and_levels_must_be_zero(compressor: Compressor) -> None:
     layout = Layout.of([("x", 0, (9,))])
-    message = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
-    message[-1] |= 128
-    with pytest.raises(WireError, match="beyond the last number"):
-        read(message, layout, torch.float32)
+    original = pack_payload(compressor(gaussian(layout, torch.float32), layout, KEY))
+    last = (
+        math.ceil(9 * (2 if isinstance(compressor, QSGD) else 1) / 8) - 1
+    )  # of the last word, the last byte with bits
+    for byte in range(last, 4):
+        message = original.clone()
+        message[byte - 4] |= 128
+        with pytest.raises(WireError, match="beyond the last number" if byte == last else "fill up a word"):
+            read(message, layout, torch.float32)
 
 
-def test_padding_behind_flags_must_be_zero() -> None:
+@pytest.mark.parametrize("bit", range(1, 32))
+def test_padding_behind_flags_must_be_zero(bit: int) -> None:
     message = pack_payload(Flagged(torch.tensor([True]), Empty()))
-    message[1] |= 2
-    with pytest.raises(WireError, match="beyond the last number"):
+    message[4 + bit // 8] |= 1 << bit % 8
+    with pytest.raises(WireError, match="beyond the last number" if bit < 8 else "fill up a word"):
         read(message, Layout.of([("x", 0, (9,))]), torch.float32)
 
 
 def test_a_forged_block_length_costs_nothing() -> None:
     """Blocks of one number in a vector of 10^11: the message is refused before anything of that size is made."""
-    message = torch.tensor([4, 1, 0, 0, 0, 9, 9], dtype=torch.uint8)
+    message = torch.tensor([4, 0, 0, 0, 1, 0, 0, 0, 9, 9, 9, 9], dtype=torch.uint8)
     with pytest.raises(WireError, match="ends too early"):
         read(message, Layout.of([("x", 0, (10**11,))]), torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------- of all ranks at once
+
+
+def of_ranks(
+    compressor: Compressor, layout: Layout, dtype: torch.dtype, *, flagged: bool = False, ranks: int = 3
+) -> list[Payload]:
+    """What every rank of a step makes of its own vector."""
+    made = [compressor(gaussian(layout, dtype, rank), layout, Key(1, 2, rank)) for rank in range(ranks)]
+    flags = torch.arange(len(layout.pieces))
+    return [Flagged((flags + rank) % 2 == 0, p) for rank, p in enumerate(made)] if flagged else made
+
+
+def read_all(rows: Tensor, own: Payload, layout: Layout, dtype: torch.dtype) -> tuple[list[Payload], list[bool]]:
+    """The payloads of all ranks, and for each whether it was sound."""
+    fixed = [chunk for chunk in chunks_of(own) if isinstance(chunk, bytes)]
+    reader = LateReader(rows, pack_payload(own), fixed)
+    payloads = unpack_payloads(reader, layout, KEY, dtype)
+    reader.finish()
+    return [*payloads], reader.sound().tolist()
+
+
+each_backend = pytest.mark.parametrize("name", ["reference", "numba"])
+plain_or_flagged = pytest.mark.parametrize("flagged", [False, True], ids=["plain", "flagged"])
+
+
+@each_layout
+@each_compressor
+@each_dtype
+@plain_or_flagged
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_payloads_of_all_ranks_read_at_once_are_those_read_one_by_one(
+    compressor: Compressor, layout: Layout, dtype: torch.dtype, flagged: bool, ranks: int
+) -> None:
+    made = of_ranks(compressor, layout, dtype, flagged=flagged, ranks=ranks)
+    if not made[0].fixed:
+        pytest.skip("messages of varying size are never read at once")
+    payloads, sound = read_all(torch.stack([pack_payload(p) for p in made]), made[-1], layout, dtype)
+    assert sound == [True] * ranks
+    assert all(type(copy) is type(payload) for copy, payload in zip(payloads, made, strict=True))
+    assert all(torch.equal(pack_payload(c), pack_payload(p)) for c, p in zip(payloads, made, strict=True))
+    assert all(
+        torch.equal(c.decode(layout, dtype), p.decode(layout, dtype)) for c, p in zip(payloads, made, strict=True)
+    )
+
+
+@each_compressor
+@plain_or_flagged
+@each_backend
+def test_of_payloads_read_at_once_only_the_damaged_one_is_unsound(
+    compressor: Compressor, flagged: bool, name: str
+) -> None:
+    """A bit of each byte flipped in one rank's message: unsound where reading it alone refuses it or its fields differ.
+
+    Nothing is raised, and what was read can be decoded: nobody knows better before the end of the step.
+    """
+    layout = LAYOUTS[-1]
+    made = of_ranks(compressor, layout, torch.float32, flagged=flagged)
+    if not made[0].fixed:
+        pytest.skip("messages of varying size are never read at once")
+    rows = torch.stack([pack_payload(p) for p in made])
+    for place in range(rows.shape[1]):
+        damaged, rank = rows.clone(), place % 3
+        damaged[rank, place] ^= 1 << place * 5 % 8
+        with backend(name):
+            payloads, sound = read_all(damaged, made[(rank + place // 3) % 3], layout, torch.float32)
+            vectors = [payload.decode(layout, torch.float32) for payload in payloads]
+        assert sound == [r != rank or (place not in fields_at(made[0]) and readable(damaged[rank])) for r in range(3)]
+        for r in {0, 1, 2} - {rank}:
+            assert torch.equal(vectors[r], made[r].decode(layout, torch.float32))
+        if sound[rank]:
+            expected = read(damaged[rank], layout, torch.float32).decode(layout, torch.float32)
+            assert torch.equal(vectors[rank].view(torch.int32), expected.view(torch.int32))
+
+
+def fields_at(payload: Payload) -> set[int]:
+    """The places of fixed fields in a message."""
+    found, start = set(), 0
+    for chunk in chunks_of(payload):
+        length = len(chunk) if isinstance(chunk, bytes) else chunk.numel()
+        stop = start + length + -length % 4
+        found |= set(range(start, stop)) if isinstance(chunk, bytes) else set()
+        start = stop
+    return found
+
+
+def readable(message: Tensor) -> bool:
+    try:
+        read(message, LAYOUTS[-1], torch.float32)
+    except WireError:
+        return False
+    return True
+
+
+@each_layout
+@each_compressor
+@each_dtype
+@plain_or_flagged
+@each_backend
+def test_adding_all_at_once_is_adding_one_by_one_bit_for_bit(
+    compressor: Compressor, layout: Layout, dtype: torch.dtype, flagged: bool, name: str
+) -> None:
+    made = of_ranks(compressor, layout, dtype, flagged=flagged)
+    with backend(name):
+        for alpha in (1.0, 1 / 3, -0.7):
+            start = gaussian(layout, dtype, 9)
+            together, apart = start.clone(), start.clone()
+            assert add_all_to(together, made, alpha) is together
+            for payload in made:
+                payload.add_to(apart, alpha)
+            assert torch.equal(together.view(torch.uint8), apart.view(torch.uint8))
+
+
+@each_backend
+def test_payloads_of_several_formats_are_added_in_their_order(name: str) -> None:
+    """Numbers so far apart that any other order would give another sum."""
+    layout = LAYOUTS[-1]
+    x = gaussian(layout, torch.float32)
+    made: list[Payload] = [
+        TopK(0.4)(x, layout, KEY),
+        Dense(1e8 * x),
+        Empty(),
+        RandK(0.3, shared=True)(-1e8 * x, layout, KEY),
+        Flagged(torch.ones(len(layout.pieces), dtype=torch.bool), TopK(0.9)(-1e7 * x, layout, KEY)),
+        Natural()(x, layout, KEY),
+    ]
+    sums = []
+    with backend(name):
+        for order in (made, made[::-1]):
+            expected = torch.zeros(layout.numel)
+            for payload in order:
+                payload.add_to(expected, 1 / 3)
+            sums.append(add_all_to(torch.zeros(layout.numel), order, 1 / 3))
+            assert torch.equal(sums[-1], expected)
+    assert not torch.equal(*sums)
+
+
+def test_adding_no_payloads_changes_nothing() -> None:
+    out = torch.ones(3)
+    assert add_all_to(out, []) is out
+    assert out.tolist() == [1, 1, 1]

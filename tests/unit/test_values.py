@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
-from thinwire.payload.message import join
+from thinwire.payload.message import join, raw
 from thinwire.payload.reader import Reader
 from thinwire.payload.values import FORMATS, NO_VALUE, SIGN_ONLY, ValueFormat, exponents, format_of_tag, value_format
 
@@ -142,7 +142,7 @@ def test_exponent4_example_of_the_paper() -> None:
     assert written.round(values, groups, pieces(1)).tolist() == [0, 0.25, -8.0, 16.0, -32.0]
     rounded, arrived, packed = sent(written, values, groups, 1)
     assert torch.equal(arrived, rounded)
-    assert packed.tolist() == [5, 0, 7 | (8 + 2) << 4, 1 | (8 + 0) << 4]
+    assert packed.tolist() == [5, 0, 0, 0, 7 | (8 + 2) << 4, 1 | (8 + 0) << 4, 0, 0]
 
 
 @pytest.mark.parametrize(("value", "rounded"), [(1.5, 2.0), (1.4999999, 1.0), (-1.5, -2.0), (8.0, 8.0), (15.9, 8.0)])
@@ -177,9 +177,7 @@ def test_a_group_of_zeros_has_no_exponent_and_sends_nothing() -> None:
 
 
 def test_exponent4_refuses_values_in_a_piece_declared_empty() -> None:
-    message = torch.cat(
-        [torch.tensor([NO_VALUE], dtype=torch.int16).view(torch.uint8), torch.zeros(1, dtype=torch.uint8)]
-    )
+    message = join([raw(torch.tensor([NO_VALUE], dtype=torch.int16)), bytes(1)], torch.device("cpu"))
     with pytest.raises(WireError, match="declares empty"):
         value_format("exponent4").unpack(Reader(message), torch.tensor([0]), pieces(1), torch.float32)
 
@@ -189,12 +187,15 @@ def test_exponent4_refuses_values_in_a_piece_declared_empty() -> None:
     [
         ("full", 7, 2, 28),
         ("float32", 7, 2, 28),
-        ("bfloat16", 7, 2, 14),
-        ("float16", 7, 2, 14 + 4),
+        ("bfloat16", 7, 2, 14 + 2),
+        ("float16", 7, 2, 4 + 14 + 2),
+        ("float16", 8, 3, 6 + 2 + 16),
         ("exponent4", 7, 2, 4 + 4),
+        ("exponent4", 9, 1, 2 + 2 + 5 + 3),
     ],
 )
 def test_bytes_on_the_wire(name: str, count: int, pieces: int, expected: int) -> None:
+    """Numbers, and what fills up the last word of each row of them."""
     values, groups = torch.ones(count), torch.zeros(count, dtype=torch.int64)
     assert sent(value_format(name), values, groups, pieces)[2].numel() == expected
 
@@ -205,7 +206,7 @@ def test_sign_only_sends_one_magnitude_and_a_bit_a_value(signs: list[float]) -> 
     groups = torch.zeros(len(signs), dtype=torch.int64)
     rounded, arrived, packed = sent(SIGN_ONLY, values, groups, 1)
     assert torch.equal(arrived, rounded)
-    assert packed.numel() == 4 + math.ceil(len(signs) / 8)
+    assert packed.numel() == 4 + 4 * math.ceil(len(signs) / 32)
 
 
 def test_unknown_formats_are_typed_errors() -> None:
@@ -271,7 +272,7 @@ def test_a_float16_beyond_its_range_is_refused(half: float) -> None:
 def test_a_magnitude_that_no_sender_writes_is_refused(
     magnitude: float, count: int, bits: int | None, problem: str
 ) -> None:
-    packed = torch.tensor([magnitude]).view(torch.uint8).tolist() + ([] if bits is None else [bits])
-    reader = Reader(torch.tensor(packed, dtype=torch.uint8))
+    packed = join([raw(torch.tensor([magnitude])), b"" if bits is None else bytes([bits])], torch.device("cpu"))
+    reader = Reader(packed)
     with pytest.raises(WireError, match=problem):
         SIGN_ONLY.unpack(reader, torch.arange(count), pieces(2), torch.float32)

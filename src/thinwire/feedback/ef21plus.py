@@ -62,9 +62,9 @@ class EF21Plus(Feedback):
 
     def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
         out.zero_()
-        for payload, local in zip(payloads, state["locals"], strict=True):
+        for rank, (payload, local) in enumerate(zip(payloads, state["locals"], strict=True)):
             if not isinstance(payload, Flagged):
-                raise WireError(f"an {self.name} message must carry its flags, got format {payload.tag}")
+                raise WireError(f"rank {rank}: an {self.name} message must carry its flags, got format {payload.tag}")
             _forget_(local, payload.replaces, layout)
             out.add_(payload.add_to(local))
         return out.div_(len(payloads))

@@ -34,8 +34,8 @@ def unpack_positions(
 ) -> tuple[Tensor, int | Tensor, bool | Tensor]:
     """`count` positions, the number of marks in the map, and whether the positions ascend and stay below `bound`.
 
-    Unless both are right, the positions mean nothing; on a GPU they then still lie in 0..bound-1. On a GPU several
-    codes of one shape can be given at once, one in each row; all that is returned then has rows too.
+    Unless both are right, the positions mean nothing, but still lie in 0..bound-1. On a GPU several codes of one shape
+    can be given at once, one in each row; all that is returned then has rows too.
     """
     return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count, bound)  # type: ignore[no-any-return]
 

@@ -241,14 +241,22 @@ def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, 
 
 def unpack_positions(
     low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
-) -> tuple[Tensor, int, bool]:
-    """`count` positions, the number of marks, and whether the positions ascend and stay below `bound`."""
+) -> tuple[Tensor, int | Tensor, bool | Tensor]:
+    """`count` positions, the number of marks, and whether the positions ascend and stay below `bound`.
+
+    Of each row where there are several. Whatever the code, what is returned as positions lies in 0..bound-1.
+    """
+    if low.dim() > 1:
+        found = [unpack_positions(*row, width, length, count, bound) for row in zip(low, bitmap, strict=True)]
+        rows, marks, sound = zip(*found, strict=True)
+        return torch.stack(rows), torch.tensor(marks, device=low.device), torch.tensor(sound, device=low.device)
     ones = unpack_bits(bitmap, length).nonzero().squeeze(1)
     if ones.numel() != count:
         return ones.new_zeros(count), ones.numel(), False
     high = ones - torch.arange(count, device=ones.device)
     positions = (high << width) | (unpack_codes(low, width, count) if width else 0)
-    return positions, count, not bool((positions.diff() <= 0).any() or (positions >= bound).any())
+    ascending = not bool((positions.diff() <= 0).any() or (positions >= bound).any())
+    return positions.clamp_(max=bound - 1), count, ascending
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -119,6 +119,8 @@ class LateReader(Reader):
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
         part = self.take(count * dtype.itemsize)
+        if not count:  # torch does not view nothing as another type
+            return part.to(dtype)
         in_place = part.storage_offset() % dtype.itemsize == 0 == part.stride(0) % dtype.itemsize
         return (part if in_place else part.clone(memory_format=torch.contiguous_format)).view(dtype)
 

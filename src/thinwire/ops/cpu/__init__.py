@@ -97,7 +97,10 @@ def unpack_positions(
     """See `reference.unpack_positions`."""
     positions = torch.zeros(count, dtype=torch.int64)
     marks, ascending = wire.unpack(low.numpy(), bitmap.numpy(), width, length, positions.numpy())
-    return positions, marks, ascending and (count == 0 or int(positions[-1]) < bound)
+    sound = ascending and (count == 0 or int(positions[-1]) < bound)
+    if (marks != count or not sound) and length << width > bound:  # no position can be larger
+        positions.clamp_(max=bound - 1)
+    return positions, marks, sound
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
