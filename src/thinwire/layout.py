@@ -43,6 +43,13 @@ class Layout:
 
     pieces: tuple[Piece, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.pieces)  # once: tables are looked up by layout at every step, and there may be 300 pieces
+
     @staticmethod
     def of(parameters: Sequence[tuple[str, int, Sequence[int]]]) -> Layout:
         """A layout of (name, index, shape) triples, packed without gaps."""
