@@ -236,7 +236,6 @@ class Channel:
                 self._explain(sound.index(0), one)
             bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
             if bad is not None:
-                self._check_flag(bad, flags[bad], one.sent)
                 self._refuse(bad, pieces[flags[bad]].name, one.out)
             elif overflow != FINITE:
                 self._refuse(None, pieces[overflow].name, one.out)
@@ -265,13 +264,10 @@ class Channel:
                 f"rank {rank}'s message is for another method, set of parameters or step than this rank's "
                 f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
             )
-        if not isinstance(reader, LateReader):  # `judge` looks at the flags of all ranks
-            self._check_flag(rank, int(flag), sent)
+        pieces = len(sent.layout.pieces)
+        inside = flag.clamp(FINITE, pieces - 1) == flag
+        reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
         return flag
-
-    def _check_flag(self, rank: int | None, flag: int, sent: Outgoing) -> None:
-        if not FINITE <= flag < len(sent.layout.pieces):
-            raise WireError(f"rank {rank}'s message names piece {flag} of {len(sent.layout.pieces)}")
 
     def _decode(self, sent: Outgoing, readers: Sequence[Reader], out: Tensor) -> None:
         """Turn what stands behind the envelopes into the exchanged gradient."""

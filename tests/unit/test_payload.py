@@ -281,14 +281,6 @@ def test_an_exponent_that_no_sender_writes_is_refused() -> None:
         read(message, layout, torch.float32)
 
 
-def test_a_level_of_zero_with_a_sign_is_refused() -> None:
-    layout = Layout.of([("x", 0, (4,))])
-    message = pack_payload(QSGD(1, 4)(torch.zeros(4), layout, KEY))
-    message[-4] = 0b10
-    with pytest.raises(WireError, match="zero with a sign"):
-        read(message, layout, torch.float32)
-
-
 @pytest.mark.parametrize("compressor", [ScaledSign(), QSGD(1), Natural()], ids=str)
 def test_padding_behind_signs_and_levels_must_be_zero(compressor: Compressor) -> None:
     layout = Layout.of([("x", 0, (9,))])

@@ -6,6 +6,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from thinwire.compressors.base import check
+from thinwire.layout import Layout
 from thinwire.schedule import Number, bounds, is_moving, is_number
 
 
@@ -23,6 +24,12 @@ def check_density(name: str, ratio: Number | None, count: float | None, least_co
         check(is_number(count), f"{name} count must be a number, got {count!r}")
         bound = f"at least {least_count}" if least_count else "positive"
         check(count >= least_count and count > 0, f"{name} count must be {bound}, got {count}")
+
+
+@lru_cache(maxsize=1024)
+def kept_of(layout: Layout, ratio: float | None, count: float | None) -> tuple[int, ...]:
+    """k of each piece."""
+    return tuple(kept(piece.numel, ratio, count) for piece in layout.pieces)
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
-from thinwire.compressors.density import check_density, kept
+from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
 from thinwire.payload import Sparse
@@ -75,9 +75,8 @@ class TopK(Compressor):
     def _scope(self, layout: Layout) -> Layout:
         return layout if self.per == "parameter" else layout.whole()
 
-    def _counts(self, scope: Layout, key: Key) -> list[int]:
-        ratio = None if self.ratio is None else at(self.ratio, key.step)
-        return [kept(piece.numel, ratio, self.count) for piece in scope.pieces]
+    def _counts(self, scope: Layout, key: Key) -> Sequence[int]:
+        return kept_of(scope, None if self.ratio is None else at(self.ratio, key.step), self.count)
 
     def delta(self, numel: int) -> float:
         if numel == 0:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 SHARED = -1
 """The `worker` of a key that all workers hold in common."""
@@ -21,7 +22,7 @@ SHARED = -1
 
 def mix(z: int) -> int:
     """SplitMix64's output function on a Python integer."""
-    z = (z + _GOLDEN) & _MASK
+    z = (z + GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -60,7 +61,8 @@ class Key:
         return [mix(state ^ (piece & _MASK)) for piece in pieces]
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
+    """A 64-bit number as torch's int64 has it."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
@@ -69,12 +71,17 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def words_at(places: Tensor, key: int) -> Tensor:
+    """The draws of 64 random bits at some places, as int64."""
+    z = (places + 1) * signed(GOLDEN) + signed(key)
+    z = (z ^ _shift_right(z, 30)) * signed(MULTIPLIERS[0])
+    z = (z ^ _shift_right(z, 27)) * signed(MULTIPLIERS[1])
+    return z ^ _shift_right(z, 31)
+
+
 def random_bits(key: int, numel: int, device: torch.device | str = "cpu") -> Tensor:
     """`numel` draws of 64 random bits, as int64."""
-    z = torch.arange(1, numel + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + _signed(key)
-    z = (z ^ _shift_right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift_right(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shift_right(z, 31)
+    return words_at(torch.arange(numel, dtype=torch.int64, device=device), key)
 
 
 def uniform(key: int, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

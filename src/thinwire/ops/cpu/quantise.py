@@ -200,7 +200,8 @@ def add_levels_(
         return reference.add_levels_(out, packed, norms, layout, block, levels, alpha)
     width, pieces = levels.bit_length() + 1, pieces_of(layout, block)
     target, source = out.numpy(), packed.numpy()
-    unit = norms.numpy() * target.dtype.type(alpha / levels)
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged message may hold anything
+        unit = norms.numpy() * target.dtype.type(alpha / levels)
 
     def add(_: int, begin: int, end: int) -> None:
         _add_levels(target, source, unit, pieces, np.empty(GROUP, lane(width)), width, begin, end)

@@ -10,6 +10,8 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.cuda import wire
+from thinwire.ops.cuda.above import one_piece, positions_above
+from thinwire.ops.cuda.draw import randk_indices as randk_indices
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
 from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
 from thinwire.ops.cuda.quantise import add_signs_ as add_signs_
@@ -49,6 +51,68 @@ def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequ
     if local.dtype != torch.float32:
         return reference.difference_topk_(local, target, layout, counts)
     return select(DIFFERENCE, local, target, layout, counts, None)
+
+
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.threshold`."""
+    if x.dtype != torch.float32:
+        return reference.threshold(x, tau)
+    positions = positions_above(PLAIN, x, x, one_piece(x.numel()), tau, None)
+    return positions, x[positions]
+
+
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_threshold_`."""
+    if error.dtype != torch.float32:
+        return reference.memory_threshold_(error, value, layout, tau, ratios)
+    positions = positions_above(MEMORY, error, value, layout, tau, ratios)
+    values = error[positions]
+    error[positions] -= values
+    return positions, values
+
+
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_threshold_`."""
+    if local.dtype != torch.float32:
+        return reference.difference_threshold_(local, target, tau)
+    positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
+    values = target[positions] - local[positions]
+    local[positions] += values
+    return positions, values
+
+
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.strom`."""
+    positions, values = threshold(x, tau)
+    return positions, _signs(values, tau)
+
+
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_strom_`."""
+    if error.dtype != torch.float32:
+        return reference.memory_strom_(error, value, layout, tau, ratios)
+    positions = positions_above(MEMORY, error, value, layout, tau, ratios)
+    values = _signs(error[positions], tau)
+    error[positions] -= values
+    return positions, values
+
+
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_strom_`."""
+    if local.dtype != torch.float32:
+        return reference.difference_strom_(local, target, tau)
+    positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
+    values = _signs(target[positions] - local[positions], tau)
+    local[positions] += values
+    return positions, values
+
+
+def _signs(x: Tensor, tau: float) -> Tensor:
+    return x.sign() * torch.full((), tau, dtype=x.dtype, device=x.device)
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -91,11 +91,12 @@ def select(
     positions = torch.empty(table.total, dtype=torch.int64, device=a.device)
     values = torch.empty(table.total, dtype=a.dtype, device=a.device)
     if table.total:
-        _Selection(kind, a, b, table, _scales(layout, ratios, a.device)).run(positions, values)
+        _Selection(kind, a, b, table, scales_of(layout, ratios, a.device)).run(positions, values)
     return positions, values
 
 
-def _scales(layout: Layout, ratios: Sequence[float] | None, device: torch.device) -> Tensor | None:
+def scales_of(layout: Layout, ratios: Sequence[float] | None, device: torch.device) -> Tensor | None:
+    """The ratios of the pieces that are not empty, unless all are one."""
     if ratios is None or all(ratio == 1.0 for ratio in ratios):
         return None
     return on_device([r for piece, r in zip(layout.pieces, ratios, strict=True) if piece.numel], device)
@@ -111,9 +112,13 @@ class _Selection:
         self.blocks: int = triton.cdiv(table.capacity, BLOCK)
         pieces, device = table.pieces, a.device
         self.copies = 8 if pieces <= 16 else 1
-        zeroed = torch.zeros(self.copies * pieces * BINS + 4, dtype=torch.int32, device=device)
-        self.histogram, self.failure, *self.open = zeroed.split([self.copies * pieces * BINS, 1, 1, 1, 1])
-        self.floors, self.shifts, self.spans, self.wanted = torch.empty(4, pieces, dtype=torch.int32, device=device)
+        sizes = [self.copies * pieces * BINS, 2 * pieces, 1, 1, 1, 1]
+        self.histogram, self.around, self.failure, *self.open = torch.zeros(
+            sum(sizes), dtype=torch.int32, device=device
+        ).split(sizes)
+        self.floors, self.shifts, self.spans, self.wanted, self.guesses = torch.empty(
+            5, pieces, dtype=torch.int32, device=device
+        )
         self.ties = torch.empty(pieces, dtype=torch.int64, device=device)
         self.places = torch.empty(table.capacity, dtype=torch.int64, device=device)
         self.entries = torch.empty(table.capacity, dtype=a.dtype, device=device)
@@ -130,8 +135,8 @@ class _Selection:
         scaled = self.scales is not None
         self.launch(
             "sample", kernels.sample, (table.pieces,),
-            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.kind, scaled, SAMPLE,
-            8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
+            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.guesses, self.kind,
+            scaled, SAMPLE, 8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
         words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=self.a.device)
         found = torch.empty(table.number, dtype=torch.int64, device=self.a.device)
@@ -159,7 +164,7 @@ class _Selection:
         self.launch(
             "recount", kernels.recount, (min(PROGRAMS, table.number),),
             self.a, self.b, self.a.numel(), table.starts, table.tiles, table.number, self.failure, self.histogram,
-            self.again, TILE, BINS, WIDEST, num_warps=8,
+            self.guesses, self.around, self.again, TILE, BINS, WIDEST, num_warps=8,
         )  # fmt: skip
         self._pick(self.open[0], retry=True)
         for still_open, next_open in (self.open[:2], self.open[1:]):
@@ -186,7 +191,7 @@ class _Selection:
         self.launch(
             f"pick {retry} {opening} {still_open.storage_offset()}", kernels.pick, (self.table.pieces,),
             self.histogram, self.table.counts, self.floors, self.shifts, self.spans, self.wanted, self.ties,
-            self.failure, still_open, retry, opening, BINS, WIDEST, self.copies, num_warps=8,
+            self.guesses, self.around, self.failure, still_open, retry, opening, BINS, WIDEST, self.copies, num_warps=8,
         )  # fmt: skip
 
     def _place(self, positions: Tensor, values: Tensor) -> None:

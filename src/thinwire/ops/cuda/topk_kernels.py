@@ -77,13 +77,14 @@ def _magnitude(x):
 
 @triton.jit
 def sample(
-    a, b, ratios, starts, counts, floors, shifts, kind: tl.constexpr,
+    a, b, ratios, starts, counts, floors, shifts, guesses, kind: tl.constexpr,
     scaled: tl.constexpr, SAMPLE: tl.constexpr, RUN: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
 ):  # fmt: skip
     """For each piece a magnitude that slightly more than k numbers should reach, and the width of its bins.
 
     Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n): four of these are added. The
-    bins reach up to the magnitude of four fewer than expected; where that leaves too few, to all there are.
+    bins reach up to the magnitude of four fewer than expected; where that leaves too few, to all there are. Where most
+    numbers are equal, the k-th magnitude is most likely the least one in the sample that reaches the floor: the guess.
     """
     p = tl.program_id(0)
     start = tl.load(starts + p)
@@ -115,6 +116,7 @@ def sample(
         shift += ((span >> s) >= BINS - 1).to(tl.int32)
     tl.store(floors + p, low)
     tl.store(shifts + p, shift)
+    tl.store(guesses + p, tl.min(tl.where(m >= low, m, MAGNITUDE)))
 
 
 @triton.jit
@@ -230,7 +232,7 @@ def weigh(
 
 @triton.jit
 def pick(
-    histogram, counts, floors, shifts, spans, wanted, ties, failure, open,
+    histogram, counts, floors, shifts, spans, wanted, ties, guesses, around, failure, open,
     retry: tl.constexpr, opening: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """For each piece the bin that holds the k-th magnitude: it becomes the range that the next histogram cuts finer.
@@ -260,6 +262,11 @@ def pick(
             floor, shift = floor * 0, shift * 0 + WIDEST
         reach = tl.cumsum(numbers, 0, reverse=True)
         best = tl.sum((reach >= need).to(tl.int32)) - 1
+        if retry:
+            over, upon = tl.load(around + 2 * p), tl.load(around + 2 * p + 1)
+            if (over < need) & (need <= over + upon):
+                best, shift, floor = best * 0, shift * 0, tl.load(guesses + p)
+                numbers, reach = numbers * 0 + upon, numbers * 0 + over + upon
         if opening and (best < 0) | ((best == BINS - 1) & (shift < WIDEST)):
             tl.atomic_max(failure, 1)
         above = tl.sum(tl.where(j == best, reach - numbers, 0))
@@ -308,18 +315,31 @@ def _gathered(histogram, piece, bins, chosen, first, last, BINS: tl.constexpr):
         _add_to_histogram(histogram, piece, bins, chosen, BINS)
 
 
+@triton.jit
+def _look_around(m, piece, inside, first, last, guesses, around):
+    guess = tl.load(guesses + piece)
+    over, upon = (inside & (m > guess)).to(tl.int32), (inside & (m == guess)).to(tl.int32)
+    if first == last:
+        tl.atomic_add(around + 2 * first, tl.sum(over), sem="relaxed")
+        tl.atomic_add(around + 2 * first + 1, tl.sum(upon), sem="relaxed")
+    else:
+        tl.atomic_add(around + 2 * piece, over, mask=over != 0, sem="relaxed")
+        tl.atomic_add(around + 2 * piece + 1, upon, mask=upon != 0, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["numel", "number"])
 def recount(
-    a, b, numel, starts, tiles, number, failure, histogram,
+    a, b, numel, starts, tiles, number, failure, histogram, guesses, around,
     again: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
 ):  # fmt: skip
-    """After a failure: the histogram of all magnitudes."""
+    """After a failure: the histogram of all magnitudes, and how many lie above the guess and upon it."""
     if tl.load(failure) != 0:
         t = tl.program_id(0)
         while t < number:
             x, _, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
             first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
             _gathered(histogram, piece, _magnitude(x) >> WIDEST, inside, first, last, BINS)
+            _look_around(_magnitude(x), piece, inside, first, last, guesses, around)
             t += tl.num_programs(0)
 
 
@@ -424,6 +444,15 @@ def _place_candidates(
     _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind)
 
 
+@triton.jit
+def _place_tile(
+    t, a, b, numel, tiles, starts, kth, ties, before, tally, positions, values,
+    kind: tl.constexpr, again: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    x, i, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
+    _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind)
+
+
 @triton.jit(do_not_specialize=["numel", "number", "blocks"])
 def place(
     a, b, numel, starts, tiles, number, reached, places, entries, owners, failure, kth, ties, before, tallies, sums,
@@ -432,14 +461,21 @@ def place(
     """Write the winners in order, and take them out of `a` (memory) or add them to it (difference).
 
     ties[p] has the ties that win in piece p in its low half, all of its ties in the high half; before[p] is the sum of
-    these up to p, sums[t] that of tallies[t].
+    these up to p, sums[t] that of tallies[t]. A tile without a winner is not read again.
     """
     t = tl.program_id(0)
     if tl.load(failure) != 0:
         while t < number:
-            x, i, piece, inside = _tile(t, a, b, numel, tiles, starts, again, TILE)
-            tally = tl.load(sums + t) - tl.load(tallies + t)
-            _place_by(x, i, piece, inside, kth, ties, before, tally, a, positions, values, kind)
+            mine = tl.load(tallies + t)
+            tally = tl.load(sums + t) - mine
+            first = tl.load(tiles + 2 * t)
+            left = tl.load(ties + first) & 0xFFFFFFFF
+            spent = (tally >> 32) - ((tl.load(before + first) - tl.load(ties + first)) >> 32) >= left
+            none = ((mine & 0xFFFFFFFF) == 0) & (((mine >> 32) == 0) | spent) & (first == tl.load(tiles + 2 * t + 1))
+            if ~none:
+                _place_tile(
+                    t, a, b, numel, tiles, starts, kth, ties, before, tally, positions, values, kind, again, TILE
+                )
             t += tl.num_programs(0)
     elif t < blocks:
         tally = tl.load(sums + t) - tl.load(tallies + t)

@@ -1,0 +1,65 @@
+"""rand-k on a GPU: random words are drawn in the kernel, and only those below a threshold are looked at again.
+
+The k smallest of n uniform words lie below k/n of their range, give or take; nine standard deviations are added, and
+there is room for eighteen: that either is not enough has a probability below 1e-18. Nothing is read from memory; one
+bit a number is written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.ops import reference
+from thinwire.ops.cuda.above import spread
+from thinwire.ops.cuda.launch import launcher
+from thinwire.ops.cuda.topk_kernels import TILE
+from thinwire.ops.keys import GOLDEN, MULTIPLIERS, signed, words_at
+
+SMALLEST = 1 << 16
+"""Numbers below which sorting all words is as fast."""
+
+
+@triton.jit
+def _word(place, key, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """SplitMix64 of a counter, as a signed number: see `keys`."""
+    z = (place.to(tl.int64) + 1) * GOLDEN + key
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * FIRST
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * SECOND
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit(do_not_specialize=["numel", "key", "limit"])
+def _mark(
+    numel, key, limit, words, found,
+    GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One bit for each place whose word lies below the limit, and how many of them a tile has."""
+    t = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
+    place = t * TILE + row[:, None] * 32 + column[None, :]
+    hit = ((_word(place, key, GOLDEN, FIRST, SECOND) < limit) & (place < numel)).to(tl.int32)
+    tl.store(words + t * (TILE // 32) + row, tl.sum(hit << column[None, :], 1))
+    tl.store(found + t, tl.sum(tl.sum(hit, 1)).to(tl.int64))
+
+
+def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
+    """See `reference.randk_indices`."""
+    deviation = (k * (1 - k / numel)) ** 0.5 if numel else 0.0
+    expected, capacity = int(k + 9 * deviation + 32), int(k + 18 * deviation + 64)
+    if numel < SMALLEST or capacity >= numel:
+        return reference.randk_indices(key, numel, k, device)
+    number = triton.cdiv(numel, TILE)
+    words = torch.empty(number * (TILE // 32), dtype=torch.int32, device=device)
+    found = torch.empty(number, dtype=torch.int64, device=device)
+    limit = expected * (1 << 64) // numel - (1 << 63)
+    launcher("mark", numel, device)(
+        "mark", _mark, (number,),
+        numel, signed(key), limit, words, found, *map(signed, (GOLDEN, *MULTIPLIERS)), TILE, num_warps=8,
+    )  # fmt: skip
+    places = spread(words, found, capacity).clamp_(0, numel - 1)
+    here = torch.arange(capacity, device=device) < found.sum()
+    drawn = torch.where(here, words_at(places, key), (1 << 63) - 1)
+    return places[drawn.argsort(stable=True)[:k]].sort().values
