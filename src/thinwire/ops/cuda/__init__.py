@@ -112,7 +112,7 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 
 
 def _signs(x: Tensor, tau: float) -> Tensor:
-    return x.sign() * torch.full((), tau, dtype=x.dtype, device=x.device)
+    return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -36,7 +36,8 @@ def positions_above(
     scales = scales_of(layout, ratios, a.device)
     launch = table.launchers["above", kind, scales is None, aligned(a, b)]
     # for floats above zero the order of the bits is the order of the numbers
-    floors = torch.full((table.pieces,), tau, dtype=torch.float32, device=a.device).view(torch.int32)
+    bits = torch.tensor(tau, dtype=torch.float64).to(torch.float32).view(torch.int32)
+    floors = torch.full((table.pieces,), int(bits), dtype=torch.int32, device=a.device)
     words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=a.device)
     found = torch.empty(table.number, dtype=torch.int64, device=a.device)
     launch(
