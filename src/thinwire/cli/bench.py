@@ -8,22 +8,31 @@ from typing import Annotated, TypeVar
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.progress import track
-from rich.table import Table
 
 from thinwire.cli.console import console, say
+from thinwire.cli.kernel_table import floor_line, kernel_table, machine
 from thinwire.cli.options import decimals
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
 from thinwire.experiments.bench.kernels import KernelRow, bench_kernels
+from thinwire.experiments.bench.operations import OPERATIONS
 from thinwire.experiments.bench.wire import WireRow, bench_wire, better_than_ours
-from thinwire.experiments.provenance import cpu_model
 
 Row = TypeVar("Row", KernelRow, WireRow)
 bench = typer.Typer(no_args_is_help=True, help="Measure kernels and wire format on this machine.")
 
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
+KernelNumel = Annotated[
+    int | None,
+    typer.Option("--numel", help="Numbers in the vector (default: 25 million, on a GPU 100).", show_default=False),
+]
+Op = Annotated[
+    str | None,
+    typer.Option("--op", help=f"Some of (default: all) {', '.join(OPERATIONS)}.", show_default=False),
+]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+DEFAULT_NUMEL = {"cpu": 25_000_000, "cuda": 100_000_000}
 Densities = Annotated[str, typer.Option("--densities", help="Shares of the numbers kept, with commas between them.")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Measured rounds; the table shows medians.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads (default: torch's).", show_default=False)]
@@ -32,36 +41,31 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a row instea
 
 @bench.command("kernels")
 def kernels(
-    numel: Numel = 25_000_000,
+    numel: KernelNumel = None,
     densities: Densities = "0.01,0.001",
+    op: Op = None,
+    device: Device = "cpu",
     repeats: Repeats = 5,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Time exact top-k steps beside an in-place add (the floor), torch's own operations, and numpy's.
+    """Time every kernel beside the floor (an in-place add of as many numbers), plain torch, and numpy.
+
+    On a GPU the floor is 12 bytes a number at the speed of a copy, and "stream" is one of 20 calls back to back.
 
     **Example**
 
-      thinwire bench kernels --numel 1000000
+      thinwire bench kernels --numel 1000000 --op "memory,memory + packing"
     """
-    rows = list(_rows(bench_kernels(*_checked(numel, densities, repeats, threads)), as_json))
+    names = _operations(op)
+    _check_device(device)
+    checked = _checked(DEFAULT_NUMEL[device] if numel is None else numel, densities, repeats, threads)
+    rows = list(_rows(bench_kernels(*checked, names, device), as_json))
     if as_json:
         return
-    table = _table("op", "pieces", "numbers", "kept", "ours", "least - most", "x floor", "torch / ours", "numpy / ours")
-    for row in (row.plain() for row in rows):
-        low, high = row["ours_spread_ms"]
-        table.add_row(
-            row["op"],
-            str(row["pieces"]),
-            row["distribution"],
-            f"{row['density']:g}",
-            f"{row['ours_ms']:.1f} ms",
-            f"{low:.1f} - {high:.1f}",
-            f"{row['over_floor']:.2f}",
-            f"{row['torch_over_ours']:.1f}",
-            f"{row['numpy_over_ours']:.1f}",
-        )
-    _show(table, f"{numel:,} float32, floor: in-place add, {rows[0].floor_ms:.1f} ms")
+    say(console(), f"{checked[0]:,} float32, medians of {repeats}; {machine(device)}")
+    say(console(), floor_line(rows))
+    console().print(kernel_table(rows))
 
 
 @bench.command("wire")
@@ -83,7 +87,7 @@ def wire(
     rows = list(_rows(bench_wire(*_checked(numel, densities, repeats, threads)), as_json))
     if as_json:
         return
-    say(console(), _title(f"{numel:,} numbers of a normal distribution, medians of {repeats}"))
+    say(console(), f"{numel:,} numbers of a normal distribution, medians of {repeats}; {machine('cpu')}")
     for table in (size_table(rows), time_table(rows), message_table(rows)):
         console().print(table)
     for row in rows:
@@ -111,19 +115,17 @@ def _rows(rows: Iterator[Row], as_json: bool) -> Iterator[Row]:
         yield row
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def _operations(text: str | None) -> list[str]:
+    """The operations that are named, or all."""
+    names = list(OPERATIONS) if text is None else [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in OPERATIONS]
+    if unknown:
+        raise ConfigError(f"unknown operation {unknown[0]!r}; known: {', '.join(OPERATIONS)}")
+    return names
 
 
-def _show(table: Table, title: str) -> None:
-    out = console()
-    say(out, _title(title))
-    out.print(table)
-
-
-def _title(title: str) -> str:
-    return f"{title}; {cpu_model()}, {torch.get_num_threads()} threads"
+def _check_device(device: str) -> None:
+    if device not in DEFAULT_NUMEL:
+        raise ConfigError(f"device must be one of {', '.join(DEFAULT_NUMEL)}, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch finds no GPU on this machine")

@@ -1,9 +1,9 @@
-"""Selection kernels against the torch route, numpy, and the floor: an in-place add of the same numbers."""
+"""Kernels against plain torch, numpy, and the floor: the time that memory takes to add as many numbers in place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,107 +11,156 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire import Layout, ops
-from thinwire.compressors.density import kept
-from thinwire.experiments.bench.timing import side_by_side
+from thinwire.experiments.bench.contest import Contest, Run
+from thinwire.experiments.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
+from thinwire.experiments.bench.operations import OPERATIONS, Case
+from thinwire.experiments.bench.timing import Timing, gpu_clock, side_by_side, wall_clock
 
-OPS = ("memory", "difference")
-DISTRIBUTIONS = ("normal", "laplace")
-PIECES = 300
+BYTES_COPIED = 8
+"""A number is read and written."""
+BYTES_ADDED = 12
+"""Two numbers are read and one is written."""
+CALLS = 20
+"""Back to back, for what a busy stream sees."""
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One operation at one density: milliseconds, and how they compare."""
+    """One operation on one vector: milliseconds, and how they compare."""
 
     op: str
+    device: str
+    numel: int
     pieces: int
     distribution: str
-    density: float
-    ours_ms: float
-    ours_spread_ms: tuple[float, float]
-    floor_ms: float
-    torch_ms: float
-    numpy_ms: float
+    density: float | None
+    ours: Timing
+    torch: Timing
+    numpy: Timing | None
+    add: Timing
+    """An in-place add of as many numbers."""
+    stream: Timing | None
+    """One of 20 calls back to back; on a GPU only."""
+    copy_gb_s: float | None
+    """Gigabytes that a copy within the GPU reads and writes in a second."""
 
     @property
-    def over_floor(self) -> float:
-        return self.ours_ms / self.floor_ms
+    def floor_ms(self) -> float:
+        """The add as measured; on a GPU its 12 bytes a number at the speed of a copy."""
+        return self.add.median if self.copy_gb_s is None else BYTES_ADDED * self.numel / self.copy_gb_s / 1e6
 
     def plain(self) -> dict[str, Any]:
-        """For programs: all fields and the ratios."""
-        ratios = {"over_floor": self.over_floor, "torch_over_ours": self.torch_ms / self.ours_ms}
-        return {**asdict(self), **ratios, "numpy_over_ours": self.numpy_ms / self.ours_ms}
+        """For programs: medians, least and most, and the ratios."""
+        names = ("op", "device", "numel", "pieces", "distribution", "density", "copy_gb_s", "floor_ms")
+        times = {"ours": self.ours, "stream": self.stream, "torch": self.torch, "numpy": self.numpy, "add": self.add}
+        ours, floor = self.ours.median, self.floor_ms
+        return {
+            **{name: getattr(self, name) for name in names},
+            **{f"{name}_ms": t and t.median for name, t in times.items()},
+            **{f"{name}_spread_ms": t and (t.least, t.most) for name, t in times.items()},
+            "over_floor": ours / floor,
+            "stream_over_floor": self.stream and self.stream.median / floor,
+            "torch_over_ours": self.torch.median / ours,
+            "numpy_over_ours": self.numpy and self.numpy.median / ours,
+        }
 
 
-def bench_kernels(numel: int, densities: Sequence[float], repeats: int) -> Iterator[KernelRow]:
-    """Every operation, distribution and density over one piece, then over 300 pieces of very different sizes."""
-    one = Layout.of([("x", 0, (numel,))])
-    for distribution in DISTRIBUTIONS:
-        for density in densities:
-            for op in OPS:
-                yield _row(op, one, distribution, density, repeats)
-    yield _row("memory", _many(numel), "normal", densities[0], repeats)
+def bench_kernels(
+    numel: int,
+    densities: Sequence[float],
+    repeats: int,
+    operations: Sequence[str] = tuple(OPERATIONS),
+    device: str = "cpu",
+) -> Iterator[KernelRow]:
+    """Every case of the named operations, one after the other."""
+    measure = _OnGpu(numel, repeats) if device == "cuda" else _OnCpu(repeats)
+    for name in operations:
+        for case in OPERATIONS[name].cases(densities):
+            yield _row(name, case, numel, densities, measure)
 
 
-def _many(numel: int) -> Layout:
-    """300 pieces from 10 numbers to a fifth of the whole, as the layers of a network are."""
-    sizes = np.geomspace(10, numel / 5, PIECES)
-    sizes = np.maximum(1, sizes * (numel / sizes.sum())).astype(int)
-    return Layout.of([(str(i), i, (int(size),)) for i, size in enumerate(sizes)])
-
-
-def _row(op: str, layout: Layout, distribution: str, density: float, repeats: int) -> KernelRow:
-    first, second = (_draw(distribution, layout.numel, seed) for seed in (0, 1))
-    work = first.clone()
-    counts = [kept(piece.numel, density, None) for piece in layout.pieces]
-    kernel: Callable[..., object] = ops.memory_topk_ if op == "memory" else ops.difference_topk_
-    ours = partial(kernel, work, second, layout, counts, *((None,) if op == "memory" else ()))
-    contenders: dict[str, Callable[[], object]] = {
-        "ours": ours,
-        "floor": partial(work.add_, second),
-        "torch": partial(_torch_route, op, work, second, layout, counts),
-        "numpy": partial(_numpy_route, op, work.numpy(), second.numpy(), layout, counts),
-    }
-    # numpy copies on one thread: torch would leave its own threads spinning on the cores for some milliseconds
-    timed = side_by_side(contenders, lambda: np.copyto(work.numpy(), first.numpy()), repeats)
-    mine = timed["ours"]
+def _row(name: str, case: Case, numel: int, densities: Sequence[float], measure: _OnCpu | _OnGpu) -> KernelRow:
+    layout = many_pieces(numel) if case.many else one_piece(numel)
+    given = draw_inputs(case.distribution, layout, case.density or densities[0], measure.device)
+    timed = measure(OPERATIONS[name].contest(given), given)
     return KernelRow(
-        op,
+        name,
+        measure.device.type,
+        layout.numel,
         len(layout.pieces),
-        distribution,
-        density,
-        mine.median,
-        (mine.least, mine.most),
-        *(timed[name].median for name in ("floor", "torch", "numpy")),
+        case.distribution,
+        case.density,
+        timed["ours"],
+        timed["torch"],
+        timed.get("numpy"),
+        timed["add"],
+        timed.get("stream"),
+        measure.copy_gb_s,
     )
 
 
-def _draw(distribution: str, numel: int, seed: int) -> Tensor:
-    generator = np.random.default_rng(seed)
-    draw = generator.standard_normal if distribution == "normal" else partial(generator.laplace, 0.0, 1.0)
-    return torch.from_numpy(np.asarray(draw(numel), dtype=np.float32))
+class _OnCpu:
+    """All contenders in turns, by the machine's clock."""
+
+    device = torch.device("cpu")
+    copy_gb_s = None
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+
+    def __call__(self, contest: Contest, given: Inputs) -> dict[str, Timing]:
+        work = given.first.clone()
+        array, first = work.numpy(), given.first.numpy()
+        contenders = _contenders(contest, work, given)
+        if contest.numpy is not None:
+            contenders["numpy"] = partial(contest.numpy, array)
+        # numpy copies on one thread: torch would leave its own threads spinning on the cores for some milliseconds
+        return side_by_side(contenders, lambda: np.copyto(array, first), self._repeats, wall_clock)
 
 
-def _torch_route(op: str, a: Tensor, b: Tensor, layout: Layout, counts: Sequence[int]) -> None:
-    """What users write: add, |.|, topk, gather, and zero or add back."""
-    x = a.add_(b) if op == "memory" else b - a
-    for k, (piece, view) in zip(counts, layout.views(x), strict=True):
-        indices = view.abs().topk(k, sorted=False).indices
-        values = view[indices]
-        if op == "memory":
-            view[indices] = 0
-        else:
-            a[piece.part].index_add_(0, indices, values)
+class _OnGpu:
+    """Ours, torch and an add from an idle GPU, by its events; then ours many times back to back."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, numel: int, repeats: int) -> None:
+        self._repeats = repeats
+        self.copy_gb_s = _copy_speed(numel, self.device, repeats)
+
+    def __call__(self, contest: Contest, given: Inputs) -> dict[str, Timing]:
+        work = given.first.clone()
+        timed = side_by_side(
+            _contenders(contest, work, given), lambda: work.copy_(given.first), self._repeats, gpu_clock
+        )
+        return {**timed, "stream": _in_a_stream(contest.ours, given.first, self._repeats)}
 
 
-def _numpy_route(op: str, a: Any, b: Any, layout: Layout, counts: Sequence[int]) -> None:
-    x = np.add(a, b, out=a) if op == "memory" else b - a
-    for k, piece in zip(counts, layout.pieces, strict=True):
-        view = x[piece.part]
-        indices = np.argpartition(np.abs(view), view.size - k)[view.size - k :]
-        values = view[indices]
-        if op == "memory":
-            view[indices] = 0
-        else:
-            a[piece.part][indices] += values
+def _contenders(contest: Contest, work: Tensor, given: Inputs) -> dict[str, Callable[[], object]]:
+    return {
+        "ours": partial(contest.ours, work),
+        "add": partial(work.add_, given.second),
+        "torch": partial(contest.torch, work),
+    }
+
+
+def _in_a_stream(run: Run, first: Tensor, repeats: int) -> Timing:
+    """The average of 20 calls back to back, each on a fresh copy of the same vector."""
+    copies = [first.clone() for _ in range(CALLS)]
+
+    def restore() -> None:
+        for copy in copies:
+            copy.copy_(first)
+
+    def all_calls() -> None:
+        for copy in copies:
+            run(copy)
+
+    whole = side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"]
+    return Timing(whole.median / CALLS, whole.least / CALLS, whole.most / CALLS)
+
+
+def _copy_speed(numel: int, device: torch.device, repeats: int) -> float:
+    """Gigabytes a second that copies within the GPU move, read and written, back to back."""
+    source = torch.zeros(numel, device=device)
+    taken = _in_a_stream(lambda target: target.copy_(source), source, repeats)
+    return BYTES_COPIED * numel / taken.median / 1e6
