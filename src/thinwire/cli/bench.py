@@ -51,7 +51,8 @@ def kernels(
 ) -> None:
     """Time every kernel beside the floor (an in-place add of as many numbers), plain torch, and numpy.
 
-    On a GPU the floor is 12 bytes a number at the speed of a copy, and "stream" is one of 20 calls back to back.
+    On a GPU the floor is 12 bytes a number at the speed of a copy, "stream" is one of 20 calls back to back, and
+    "busy" the time its kernels were at work, without the host.
 
     **Example**
 

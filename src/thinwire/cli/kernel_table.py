@@ -37,9 +37,11 @@ def _cells(row: KernelRow) -> dict[str, str]:
         "ours\nms": _ms(row.ours.median),
         "least - most\nms": _spread(row.ours),
         "stream\nms": NOTHING if row.stream is None else _ms(row.stream.median),
+        "busy\nms": NOTHING if row.busy is None else _ms(row.busy.median),
         "floor\nms": _ms(row.floor_ms),
         "x\nfloor": _ratio(plain["over_floor"]),
         "stream\nx floor": _ratio(plain["stream_over_floor"]),
+        "busy\nx floor": _ratio(plain["busy_over_floor"]),
         "torch\n/ ours": _ratio(plain["torch_over_ours"]),
         "numpy\n/ ours": _ratio(plain["numpy_over_ours"]),
     }

@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.experiments.bench.contest import Contest, Run
 from thinwire.experiments.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
 from thinwire.experiments.bench.operations import OPERATIONS, Case
-from thinwire.experiments.bench.timing import Timing, gpu_clock, side_by_side, wall_clock
+from thinwire.experiments.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
 
 BYTES_COPIED = 8
 """A number is read and written."""
@@ -43,6 +43,8 @@ class KernelRow:
     """One of 20 calls back to back; on a GPU only."""
     copy_gb_s: float | None
     """Gigabytes that a copy within the GPU reads and writes in a second."""
+    busy: Timing | None = None
+    """The GPU alone, without what the host takes to launch."""
 
     @property
     def floor_ms(self) -> float:
@@ -53,6 +55,7 @@ class KernelRow:
         """For programs: medians, least and most, and the ratios."""
         names = ("op", "device", "numel", "pieces", "distribution", "density", "copy_gb_s", "floor_ms")
         times = {"ours": self.ours, "stream": self.stream, "torch": self.torch, "numpy": self.numpy, "add": self.add}
+        times["busy"] = self.busy
         ours, floor = self.ours.median, self.floor_ms
         return {
             **{name: getattr(self, name) for name in names},
@@ -60,6 +63,7 @@ class KernelRow:
             **{f"{name}_spread_ms": t and (t.least, t.most) for name, t in times.items()},
             "over_floor": ours / floor,
             "stream_over_floor": self.stream and self.stream.median / floor,
+            "busy_over_floor": self.busy and self.busy.median / floor,
             "torch_over_ours": self.torch.median / ours,
             "numpy_over_ours": self.numpy and self.numpy.median / ours,
         }
@@ -96,6 +100,7 @@ def _row(name: str, case: Case, numel: int, densities: Sequence[float], measure:
         timed["add"],
         timed.get("stream"),
         measure.copy_gb_s,
+        timed.get("busy"),
     )
 
 
@@ -132,7 +137,10 @@ class _OnGpu:
         timed = side_by_side(
             _contenders(contest, work, given), lambda: work.copy_(given.first), self._repeats, gpu_clock
         )
-        return {**timed, "stream": _in_a_stream(contest.ours, given.first, self._repeats)}
+        timed["stream"] = _in_a_stream(contest.ours, given.first, self._repeats)
+        if torch.cuda.is_available():
+            timed["busy"] = Timing.of([_busy(contest.ours, work, given.first) for _ in range(self._repeats)])
+        return timed
 
 
 def _contenders(contest: Contest, work: Tensor, given: Inputs) -> dict[str, Callable[[], object]]:
@@ -157,6 +165,10 @@ def _in_a_stream(run: Run, first: Tensor, repeats: int) -> Timing:
 
     whole = side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"]
     return Timing(whole.median / CALLS, whole.least / CALLS, whole.most / CALLS)
+
+
+def _busy(run: Run, work: Tensor, first: Tensor) -> float:
+    return busy_ms(partial(run, work.copy_(first)))
 
 
 def _copy_speed(numel: int, device: torch.device, repeats: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,18 @@ def gpu_clock(run: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end))
+
+
+def busy_ms(run: Callable[[], object]) -> float:
+    """Milliseconds that kernels and copies were at work on the GPU, by torch's profiler: the host does not count."""
+    run()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns that one look at it is all there is
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+        return sum(event.self_device_time_total for event in profile.key_averages()) / 1e3
 
 
 def side_by_side(
