@@ -56,7 +56,7 @@ def busy_ms(run: Callable[[], object]) -> float:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             run()
             torch.cuda.synchronize()
-        return sum(event.self_device_time_total for event in profile.key_averages()) / 1e3
+        return float(sum(event.self_device_time_total for event in profile.key_averages())) / 1e3
 
 
 def side_by_side(
