@@ -1,0 +1,38 @@
+"""Hold a tensor from the forward to the backward pass as autograd holds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Saved(torch.autograd.Function):
+    """A node beside the graph, whose only purpose is what it saves."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, tensor: Tensor) -> Tensor:
+        ctx.save_for_backward(tensor)
+        return trigger.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None
+
+
+def keep(tensor: Tensor) -> Callable[[], Tensor]:
+    """A function that gives the tensor back, once.
+
+    It is saved through autograd, so checkpointing recomputes it, offloading fetches it, and a change in place since
+    then is an error, all as for the tensors that the module itself saves; and it shares their memory.
+    """
+    saved = _Saved.apply(torch.empty(0, requires_grad=True), tensor.detach())  # type: ignore[no-untyped-call]
+    node: Any = saved.grad_fn
+
+    def back() -> Tensor:
+        kept: Tensor = node.saved_tensors[0]
+        return kept
+
+    return back
