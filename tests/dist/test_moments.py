@@ -96,7 +96,7 @@ def test_the_moments_are_there_when_the_bucket_is(tmp_path: Path, options: dict[
     trained = sorted(name for name, _ in model().named_parameters())
     for step in buckets:
         assert sorted(name for bucket in step for name in bucket) == trained
-    if "find_unused_parameters" not in options:  # with that, DDP keeps its first buckets
+    if not options.keys() & {"find_unused_parameters", "static_graph"}:  # with these, DDP keeps its first buckets here
         assert len(buckets[0]) < 2 < len(buckets[1])  # it has cut them anew
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,13 +23,19 @@ class _Saved(torch.autograd.Function):
         return None, None
 
 
+@cache
+def _trigger() -> Tensor:
+    """What makes autograd record a node: a tensor that requires a gradient."""
+    return torch.empty(0, requires_grad=True)
+
+
 def keep(tensor: Tensor) -> Callable[[], Tensor]:
     """A function that gives the tensor back, once.
 
     It is saved through autograd, so checkpointing recomputes it, offloading fetches it, and a change in place since
     then is an error, all as for the tensors that the module itself saves; and it shares their memory.
     """
-    saved = _Saved.apply(torch.empty(0, requires_grad=True), tensor.detach())  # type: ignore[no-untyped-call]
+    saved = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
     node: Any = saved.grad_fn
 
     def back() -> Tensor:

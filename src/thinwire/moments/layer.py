@@ -48,10 +48,11 @@ class Layer(ABC):
 def per_channel(delta: Tensor) -> Rows:
     """c_z = Σ over positions of δ_z, for δ of shape (B, C, …): the bias of a convolution or a norm over channels."""
     (delta,) = wide(delta)
-    return Formed(delta.reshape(*delta.shape[:2], -1).sum(2))
+    return Formed(delta if delta.dim() == 2 else delta.flatten(2).sum(2))
 
 
 def per_feature(delta: Tensor, features: tuple[int, ...]) -> Rows:
     """c_z = Σ over positions of δ_z, for δ of shape (B, …, *features)."""
     (delta,) = wide(delta)
-    return Formed(delta.reshape(len(delta), -1, *features).sum(1))
+    plain = delta.dim() == 1 + len(features)
+    return Formed(delta if plain else delta.reshape(len(delta), -1, *features).sum(1))

@@ -35,6 +35,8 @@ def parts(samples: int, numbers: int, device: torch.device) -> Iterator[slice]:
 
 def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in one common type, float32 at least: half-precision activations are squared and added in float32."""
+    if all(t.dtype is torch.float32 for t in tensors):
+        return tensors
     dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
     return tuple(t.to(dtype) for t in tensors)
 
@@ -125,6 +127,9 @@ class Outer(Rows):
         return parts(self.samples, self._numbers, self.left.device)
 
     def squares(self) -> Tensor:
+        if self.positions == self.left.shape[1] == 1:  # the plain linear layer: one product, and no time for more
+            q = torch.mm(self.left[:, 0, 0].square().t(), self.right[:, 0, 0].square())
+            return q.view(self.shape)
         if by_pairs(self.positions):
             return self._by_pairs()
         return super().squares()
@@ -137,13 +142,10 @@ class Outer(Rows):
 
     def _pair_product(self, part: slice) -> Tensor:
         left, right = self.left[part], self.right[part]
-        if self.positions == 1:
-            left, right = left.square(), right.square()
-        else:
-            first, second = torch.triu_indices(self.positions, self.positions, device=left.device)
-            twice = torch.where(first == second, 1, 2).to(left.dtype)
-            left = left[:, :, first] * left[:, :, second] * twice[:, None]
-            right = right[:, :, first] * right[:, :, second]
+        first, second = torch.triu_indices(self.positions, self.positions, device=left.device)
+        twice = torch.where(first == second, 1, 2).to(left.dtype)
+        left = left[:, :, first] * left[:, :, second] * twice[:, None]
+        right = right[:, :, first] * right[:, :, second]
         left, right = (t.transpose(0, 1).flatten(1, 2) for t in (left, right))  # (G, B·pairs, O), (G, B·pairs, K)
         return torch.bmm(left.transpose(1, 2), right)
 
