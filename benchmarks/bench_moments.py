@@ -5,10 +5,10 @@
 thinwire beside BackPACK's SumGradSquared, Opacus' GradSampleModule (squared and summed afterwards) and torch.func's
 vmap(grad); each gives the same q. The contenders take turns; the table holds medians over the turns of (time / time of
 plain forward + backward in the same turn), with the lowest and the highest. Before each timed step comes one that is
-not timed, for some contenders leave the memory in disorder. A peer that is not installed, or that refuses the network, is
+not timed, for some contenders leave the memory in disorder. A peer that is not installed, or refuses the network, is
 listed as such: BackPACK and Opacus refuse batch norm in training mode, so the VGG-like net comes with and without it.
 
-The floor for the MLP is one matrix product more for each layer beside its three (the first layer has two): 15/11 = 1.36.
+The floor for the MLP is one matrix product more for each layer beside its three (the first layer has two): 15/11.
 """
 
 from __future__ import annotations
