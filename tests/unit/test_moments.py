@@ -20,6 +20,8 @@ from thinwire.errors import AttachError, ConfigError, MomentError
 from thinwire.moments import EXACT, Exact, MicroBatches, plan, split, watch
 from thinwire.moments import conv as conv_module
 from thinwire.moments import rows as rows_module
+from thinwire.moments.layer import Setting
+from thinwire.moments.rows import Several
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -220,6 +222,7 @@ def test_every_way_to_the_squares_gives_the_same(
     expected = by_samples(model, x)
     monkeypatch.setitem(rows_module.SCRATCH, "cpu", 1)
     monkeypatch.setattr(rows_module, "PAIRS", 0)
+    monkeypatch.setattr(rows_module, "LONG", 0)
     monkeypatch.setattr(conv_module, "WIDE", 1)
     assert_equal(watched(model, x), expected)
     monkeypatch.setattr(conv_module, "WIDE", 10**9)
@@ -235,6 +238,36 @@ def test_an_embedding_scaled_by_frequency_sums_to_its_gradient_and_squares_its_r
     plain_model = nn.Embedding(7, 3).double()
     plain_model.load_state_dict(model.state_dict())
     assert_equal({"weight": q * scale**2}, by_samples(plain_model, x))
+
+
+@pytest.mark.parametrize(("factory", "x"), ALL)
+def test_every_exact_layer_asks_nothing_of_the_data_and_stays_on_its_device(
+    factory: Callable[[], nn.Module], x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors without data: whatever would wait for a GPU, or mix devices, fails on them."""
+    monkeypatch.setattr(rows_module, "LONG", 0)
+    with torch.device("meta"):
+        model = factory().double()
+    meta = x.to("meta")
+    output = torch.empty_like(made(factory)(x), device="meta")
+    for name, p in model.named_parameters():
+        rows = EXACT[type(model)].rows(model, name, Setting(model.training), meta, output)
+        for q in (rows.squares(), rows.total(), Several([rows, rows]).squares()):
+            assert q.is_meta
+            assert q.shape == p.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("factory", "x"), ALL)
+def test_every_exact_layer_on_a_gpu(factory: Callable[[], nn.Module], x: Tensor) -> None:
+    model = made(factory)
+    expected = by_samples(model, x)
+    model, x = model.cuda(), x.cuda()
+    with watch(model) as moments:
+        (loss(model(x).cpu()) / len(x)).backward()
+        q = moments.take()
+    assert all(value.is_cuda for value in q.values())
+    assert_equal({name: value.cpu() for name, value in q.items()}, expected)
 
 
 # ------------------------------------------------------------------------------------------------------- properties
@@ -568,6 +601,18 @@ def test_after_remove_nothing_is_left_on_the_model() -> None:
     assert all(q.count_nonzero() == 0 for q in moments.take().values())
     loss(copied(X)).backward()  # a copy made while watched works, and is not watched
     assert all(q.count_nonzero() == 0 for q in moments.take().values())
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_model() -> None:
+    """The hooks break the graph; a model that is compiled first and watched afterwards gives the same."""
+    model = made(network)
+    expected = by_samples(model, X)
+    compiled: Any = torch.compile(model, backend="eager")
+    with watch(compiled) as moments:
+        for _ in range(2):
+            (loss(compiled(X)) / len(X)).backward()
+            assert_equal(moments.take(), expected)
 
 
 def test_frozen_parameters_are_left_alone() -> None:

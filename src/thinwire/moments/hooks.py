@@ -8,7 +8,8 @@ hook on the parameter          runs when all uses have given their gradient, bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -58,7 +59,7 @@ class Hooks:
         microbatches = any(not isinstance(slot, ExactSlot) for slot in self._slots.values())
         for module in model.modules():
             if id(module) in self._served:
-                hook = partial(self._after_layer, layers[id(module)])
+                hook = _outside_graphs(partial(self._after_layer, layers[id(module)]))
                 handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
             elif microbatches:
                 handles.append(module.register_forward_hook(self._after_other))
@@ -156,6 +157,18 @@ def _served(plan: Plan, slots: Mapping[str, Slot]) -> dict[int, Served]:
             for place in entry.places:
                 served.setdefault(id(place.module), []).append((place.local, slot))
     return served
+
+
+def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook as torch.compile leaves it alone, breaking the graph there. (Its machinery takes seconds to import.)"""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+
+    def plain_hook(*arguments: Any) -> None:
+        hook(*arguments)
+
+    disabled: Callable[..., None] = torch.compiler.disable(plain_hook)  # type: ignore[no-untyped-call]
+    return disabled
 
 
 def _no_autocast(device: str) -> AbstractContextManager[Any]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.errors import MomentError
+
 
 class _Saved(torch.autograd.Function):
     """A node beside the graph, whose only purpose is what it saves."""
@@ -35,11 +37,13 @@ def keep(tensor: Tensor) -> Callable[[], Tensor]:
     It is saved through autograd, so checkpointing recomputes it, offloading fetches it, and a change in place since
     then is an error, all as for the tensors that the module itself saves; and it shares their memory.
     """
-    saved = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
-    node: Any = saved.grad_fn
+    beside = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
+    node: Any = beside.grad_fn
 
     def back() -> Tensor:
-        kept: Tensor = node.saved_tensors[0]
-        return kept
+        saved: tuple[Tensor, ...] = node.saved_tensors
+        if not saved:  # torch.compile has traced the hooks, and the node with them
+            raise MomentError("the model was compiled while it was watched: call torch.compile first, then watch")
+        return saved[0]
 
     return back
