@@ -52,6 +52,10 @@ class RecordError(ThinwireError, ValueError):
     """A run's record is missing, truncated or malformed."""
 
 
+class MomentError(ThinwireError, RuntimeError):
+    """Second moments of per-sample gradients cannot be computed as planned; nothing is approximated in silence."""
+
+
 class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
 

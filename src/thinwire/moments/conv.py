@@ -1,0 +1,160 @@
+"""Convolutions, plain and transposed: c_z[o, c, k] = Σ_l δ_z[o, l] x_z[c, stride·l + dilation·k], within groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from thinwire.moments.layer import Layer, Setting, per_channel
+from thinwire.moments.rows import Outer, Rows, by_pairs, parts, wide
+
+WIDE = 256
+"""From so many output positions on, a convolution with a group for each sample beats unfolding (which copies the input
+once for each number of the kernel): 64 → 64 channels on 32 × 32, batch 64, two EPYC cores: 123 ms against 315 ms."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The geometry of a convolution, one number for each spatial dimension."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @staticmethod
+    def of(module: _ConvNd) -> Kernel:
+        return Kernel(module.kernel_size, module.stride, module.dilation, module.groups)
+
+    def extent(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """How much input is needed for so many outputs."""
+        dimensions = zip(outputs, self.size, self.stride, self.dilation, strict=True)
+        return tuple((n - 1) * stride + dilation * (size - 1) + 1 for n, size, stride, dilation in dimensions)
+
+    def unfold(self, image: Tensor) -> Tensor:
+        """The numbers under the kernel at each place: (B, C, *extent) to (B, groups, C / groups · Π size, places)."""
+        dimensions = len(self.size)
+        for axis, (size, stride, dilation) in enumerate(zip(self.size, self.stride, self.dilation, strict=True), 2):
+            image = image.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+        positions, kernel = range(2, 2 + dimensions), range(2 + dimensions, 2 + 2 * dimensions)
+        columns = image.permute(0, 1, *kernel, *positions)
+        return columns.reshape(len(image), self.groups, -1, math.prod(image.shape[2 : 2 + dimensions]))
+
+
+class Correlation(Rows):
+    """The per-sample gradients of a kernel.
+
+    Three ways, by the number L of output positions: over pairs of positions where L is small (see `Outer`); by
+    unfolding the input and one matrix product a sample; and, where L is large, by a convolution of its own for each
+    sample (the weight gradient of a convolution with `groups` groups *per sample*).
+    """
+
+    def __init__(self, image: Tensor, delta: Tensor, kernel: Kernel, shape: tuple[int, ...]) -> None:
+        needed = kernel.extent(tuple(delta.shape[2:]))
+        for axis, length in enumerate(needed, 2):
+            image = image.narrow(axis, 0, length)
+        self.image, self.delta = wide(image, delta)
+        self.kernel, self.shape, self.samples = kernel, shape, len(delta)
+        self.positions = math.prod(delta.shape[2:])
+
+    def _outer(self, part: slice) -> Outer:
+        delta, columns = self.delta[part], self.kernel.unfold(self.image[part])
+        left = delta.reshape(len(delta), self.kernel.groups, -1, self.positions).transpose(2, 3)
+        return Outer(left, columns.transpose(2, 3), self.shape)
+
+    def rows(self, part: slice) -> Tensor:
+        if self.positions >= WIDE:
+            return self._by_groups(self.image[part], self.delta[part])
+        return self._outer(part).rows(slice(None))
+
+    def _by_groups(self, image: Tensor, delta: Tensor) -> Tensor:
+        """The samples side by side, as channels of one image."""
+        samples, kernel = len(delta), self.kernel
+        weight = delta.new_empty(1).expand(samples * self.shape[0], *self.shape[1:])
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            delta.reshape(1, -1, *delta.shape[2:]),
+            image.reshape(1, -1, *image.shape[2:]),
+            weight,
+            None,
+            list(kernel.stride),
+            [0] * len(kernel.size),
+            list(kernel.dilation),
+            False,
+            [0] * len(kernel.size),
+            samples * kernel.groups,
+            [False, True, False],
+        )[1]
+        return gradient.reshape(samples, *self.shape)
+
+    def _chunks(self) -> Iterator[slice]:
+        unfolded = self.image.shape[1] * math.prod(self.kernel.size) * self.positions
+        numbers = max(math.prod(self.shape), 0 if self.positions >= WIDE else unfolded)
+        return parts(self.samples, numbers, self.delta.device)
+
+    def squares(self) -> Tensor:
+        if by_pairs(self.positions):
+            return self._outer(slice(None)).squares()
+        return super().squares()
+
+
+class ConvLayer(Layer):
+    """The input is padded as the module pads it, so that every padding mode is the same afterwards."""
+
+    cost = 1 / 3
+    formula = "Σ_z (δ_z ⋆ x_z)², by pairs, unfolding or groups"
+
+    def batched(self, module: nn.Module, input: Tensor) -> bool:
+        return input.dim() == 2 + len(_convolution(module).kernel_size)
+
+    def rows(self, module: nn.Module, name: str, setting: Setting, input: Tensor | None, delta: Tensor) -> Rows:
+        if name == "bias":
+            return per_channel(delta)
+        assert input is not None
+        convolution = _convolution(module)
+        mode = "constant" if convolution.padding_mode == "zeros" else convolution.padding_mode
+        padded = F.pad(input, _padding(convolution), mode=mode)
+        return Correlation(padded, delta, Kernel.of(convolution), tuple(convolution.weight.shape))
+
+
+class TransposedConvLayer(Layer):
+    """A transposed convolution is a convolution from its output to its input: δ and x change places."""
+
+    cost = 1 / 3
+    formula = ConvLayer.formula
+
+    def batched(self, module: nn.Module, input: Tensor) -> bool:
+        return input.dim() == 2 + len(_convolution(module).kernel_size)
+
+    def rows(self, module: nn.Module, name: str, setting: Setting, input: Tensor | None, delta: Tensor) -> Rows:
+        if name == "bias":
+            return per_channel(delta)
+        assert input is not None
+        convolution = _convolution(module)
+        padded = F.pad(delta, _padding(convolution))
+        return Correlation(padded, input, Kernel.of(convolution), tuple(convolution.weight.shape))
+
+
+def _convolution(module: nn.Module) -> _ConvNd:
+    assert isinstance(module, _ConvNd)
+    return module
+
+
+def _padding(module: _ConvNd) -> list[int]:
+    """What F.pad takes: (before, after) for each dimension, the last dimension first."""
+    sides: list[tuple[int, int]] = []
+    for axis, (size, dilation) in enumerate(zip(module.kernel_size, module.dilation, strict=True)):
+        match module.padding:
+            case "valid":
+                sides.append((0, 0))
+            case "same":
+                reach = dilation * (size - 1)
+                sides.append((reach // 2, reach - reach // 2))
+            case padding:
+                sides.append((int(padding[axis]), int(padding[axis])))
+    return [n for side in reversed(sides) for n in side]

@@ -1,0 +1,191 @@
+"""The hooks that fill the slots while a model is trained.
+
+forward hook of a module       keeps the input
+hook on the module's output    gets δ = ∂L/∂output when the backward pass comes to it
+hook on the parameter          runs when all uses have given their gradient, before it is accumulated, and so before
+                               DDP can hand the parameter's bucket to a comm hook: here the squares are added up
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import MomentError
+from thinwire.moments.keep import keep
+from thinwire.moments.layer import Layer
+from thinwire.moments.plan import Plan, plain
+from thinwire.moments.slots import Call, ExactSlot, Slot
+
+Served = list[tuple[str, ExactSlot]]
+"""A module's exact parameters, by their names in it."""
+
+
+class Hooks:
+    """All hooks on one model, and which backward pass is running."""
+
+    def __init__(self, model: nn.Module, plan: Plan, slots: Mapping[str, Slot]) -> None:
+        self._model, self._slots = model, slots
+        self._served = _served(plan, slots)
+        self._size: int | None = None
+        self._backward_seen = False
+        self._outer: int | None = None
+        self.check_every_call = False
+        """Compare the leading dimension of every call with the batch, not only of those that get gradients."""
+        self._handles = self._install({id(p.module): p.layer for entry in plan for p in entry.places if p.layer})
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forget_batch(self) -> None:
+        """The next call tells the size of the batch."""
+        self._size = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
+        """Copies of the model carry its hooks: they lead here, where the copies' modules are not known."""
+        return self
+
+    def _install(self, layers: Mapping[int, Layer]) -> list[Any]:
+        model: Any = self._model
+        handles = [model.register_forward_pre_hook(self._before_model, with_kwargs=True, prepend=True)]
+        microbatches = any(not isinstance(slot, ExactSlot) for slot in self._slots.values())
+        for module in model.modules():
+            if id(module) in self._served:
+                hook = _outside_graphs(partial(self._after_layer, layers[id(module)]))
+                handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+            elif microbatches:
+                handles.append(module.register_forward_hook(self._after_other))
+        for slot in self._slots.values():
+            parameter: Any = slot.parameter
+            handles.append(parameter.register_hook(partial(self._on_gradient, slot)))
+        return handles
+
+    def _before_model(self, model: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
+        if model is self._model and not _in_backward():
+            self._next_pass()
+            self._size = _leading((arguments, named))
+
+    def _after_layer(
+        self, layer: Layer, module: nn.Module, arguments: Any, named: dict[str, Any], output: Tensor
+    ) -> None:
+        served = self._served.get(id(module))
+        if served is None:
+            return
+        input = arguments[0] if arguments else next(iter(named.values()))
+        if not self._recomputing():
+            self._next_pass()
+            for _, slot in served:
+                slot.expected += 1
+            if output.requires_grad or self.check_every_call:
+                self._check_batch(layer, module, input)
+        if output.requires_grad:
+            kept = keep(input) if any(layer.needs_input(local) for local, _ in served) else None
+            tensor: Any = output
+            tensor.register_hook(partial(self._on_delta, Call(layer, module, kept), served))
+
+    def _after_other(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """A module without exact parameters still tells of a recomputation."""
+        self._recomputing()
+
+    def _on_delta(self, call: Call, served: Served, delta: Tensor) -> None:
+        self._backward_seen = True
+        arrival, turn = call.arrived(delta), self._turn()
+        for local, slot in served:
+            slot.arrive(arrival, local, turn)
+
+    def _on_gradient(self, slot: Slot, gradient: Tensor) -> None:
+        self._backward_seen = True
+        with torch.no_grad(), _no_autocast(gradient.device.type):
+            slot.gradient(gradient, self._turn(), self._size)
+
+    def _next_pass(self) -> None:
+        """A forward pass after a backward pass: what is still pending belongs to the old one."""
+        self._outer = None
+        if self._backward_seen:
+            self._backward_seen = False
+            for slot in self._slots.values():
+                slot.settle()
+                slot.expected = 0
+
+    def _recomputing(self) -> bool:
+        """Whether a forward hook runs inside a backward pass: activation checkpointing.
+
+        That pass is then the one that counts, for a reentrant checkpoint runs backward passes of its own within it.
+        """
+        if not _in_backward():
+            return False
+        if self._outer is None:
+            self._outer = torch._C._current_graph_task_id()
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end_outer)
+        return True
+
+    def _end_outer(self) -> None:
+        self._outer = None
+
+    def _turn(self) -> int:
+        """The number of the backward pass."""
+        return self._outer if self._outer is not None else torch._C._current_graph_task_id()
+
+    def _check_batch(self, layer: Layer, module: nn.Module, input: Tensor) -> None:
+        if self._size is None:
+            self._size = _leading(input)
+        if not layer.batched(module, input) or input.shape[0] != self._size:
+            path = next(plain(path) for path, candidate in self._model.named_modules() if candidate is module)
+            raise MomentError(
+                f"module {path!r} was called with an input of shape {tuple(input.shape)}, but the batch has "
+                f"{self._size} samples, and per-sample gradients need them in dimension 0. Expand the input "
+                "over the batch (for positions: ids.expand(len(x), -1)), use batch_first modules, or let "
+                "micro-batches serve the parameters: sources=(MicroBatches(8),)"
+            )
+
+
+def _served(plan: Plan, slots: Mapping[str, Slot]) -> dict[int, Served]:
+    """The exact parameters of each module, by the module's id."""
+    served: dict[int, Served] = {}
+    for entry in plan:
+        slot = slots[entry.name]
+        if isinstance(slot, ExactSlot):
+            for place in entry.places:
+                served.setdefault(id(place.module), []).append((place.local, slot))
+    return served
+
+
+def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook as torch.compile leaves it alone, breaking the graph there. (Its machinery takes seconds to import.)"""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+
+    def plain_hook(*arguments: Any) -> None:
+        hook(*arguments)
+
+    disabled: Callable[..., None] = torch.compiler.disable(plain_hook)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Sums are to be exact also where the whole backward pass runs under autocast. (Entering it costs 20 µs.)"""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _leading(arguments: Any) -> int | None:
+    """The length of the first tensor in the arguments."""
+    if isinstance(arguments, Tensor):
+        return arguments.shape[0] if arguments.dim() else None
+    if isinstance(arguments, Mapping):
+        arguments = tuple(arguments.values())
+    if isinstance(arguments, tuple | list):
+        return next((size for size in map(_leading, arguments) if size is not None), None)
+    return None

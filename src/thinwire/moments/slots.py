@@ -1,0 +1,180 @@
+"""What is known of one parameter's second moment so far: squares already added, and uses still to be added up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import MomentError
+from thinwire.moments.layer import Layer, Setting
+from thinwire.moments.rows import Rows, together, wide
+
+
+class Call:
+    """One call of an exact module: its input, and δ once the backward pass has come to it."""
+
+    def __init__(self, layer: Layer, module: nn.Module, kept: Callable[[], Tensor] | None) -> None:
+        self.layer, self.module, self.setting = layer, module, Setting(module.training)
+        self._kept = kept
+
+    def arrived(self, delta: Tensor) -> Arrival:
+        return Arrival(self, delta)
+
+    def input(self) -> Tensor | None:
+        return self._kept() if self._kept is not None else None
+
+
+class Arrival:
+    """A call that took part in a backward pass. Its input is fetched once, by the first parameter that needs it."""
+
+    def __init__(self, call: Call, delta: Tensor) -> None:
+        self._call, self._delta = call, delta.detach()
+        self._input: Tensor | None = None
+
+    def rows(self, local: str) -> Rows:
+        call = self._call
+        if self._input is None and call.layer.needs_input(local):
+            self._input = call.input()
+        return call.layer.rows(call.module, local, call.setting, self._input, self._delta)
+
+
+class Slot(ABC):
+    """One parameter's Σ c², over all backward passes since it was last cleared."""
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parameter = name, parameter
+        self.expected = 0
+        """Calls of its modules in the forward pass: uses that may come."""
+        self.clear()
+
+    def clear(self) -> None:
+        self.squares: Tensor | None = None
+        self.terms = 0
+        """How many gradients were squared: samples, or micro-batches."""
+        self.samples = 0
+        self.turn: int | None = None
+        """The backward pass that the latest gradient came from."""
+
+    @abstractmethod
+    def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
+        """The parameter's gradient of this pass is about to be accumulated."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Add up what is pending."""
+
+    def read(self) -> Tensor:
+        """Σ c², zero where no gradient came."""
+        self.settle()
+        if self.squares is None:
+            (self.squares,) = wide(torch.zeros_like(self.parameter, requires_grad=False))
+        return self.squares
+
+    def _add(self, squares: Tensor) -> None:
+        if self.squares is None:
+            self.squares = squares
+        else:
+            self.squares += squares
+
+
+class ExactSlot(Slot):
+    """c_z of single samples. The uses of one backward pass are kept until all have come, and then squared together."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, checks: int) -> None:
+        super().__init__(name, parameter)
+        self._checks = checks
+
+    def clear(self) -> None:
+        super().clear()
+        self._pending: list[tuple[Arrival, str]] = []
+        self._whole: Tensor | None = None
+
+    def arrive(self, arrival: Arrival, local: str, turn: int) -> None:
+        if self.turn != turn:
+            self.settle()
+        self.turn = turn
+        self._pending.append((arrival, local))
+
+    def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
+        """All uses have come: square them. (Reentrant checkpoints get here several times a pass, with a part each.)"""
+        if not self._pending or self.turn != turn:
+            raise MomentError(
+                f"parameter {self.name!r} has a gradient, but its module was not called: a function uses it directly. "
+                "Call the module, or let micro-batches serve it: sources=(Exact(), MicroBatches(8)) with a module type "
+                "that is not in the list of exact layers"
+            )
+        if self._checks > 0:
+            self._whole = gradient.detach().clone() if self._whole is None else self._whole + gradient
+        if len(self._pending) >= self.expected:
+            self.settle()
+
+    def settle(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        rows = together([arrival.rows(local) for arrival, local in pending], self.name)
+        squares = rows.squares()
+        if self._whole is not None:
+            self._check(rows, squares)
+        self._add(squares)
+        self.terms += rows.samples
+        self.samples += rows.samples
+
+    def _check(self, rows: Rows, squares: Tensor) -> None:
+        """Σ_z c_z must be the gradient: else some use of the parameter was not seen.
+
+        The bound: ε^(1/3) (‖g‖ + √(|B| Σ c²)), where √(|B| Σ c²) ≥ Σ_z ‖c_z‖ and ε is that of the types in play. The
+        root leaves room for products in TF32, whose ε is 2⁻¹⁰.
+        """
+        whole, self._whole = self._whole, None
+        assert whole is not None
+        epsilon = max(torch.finfo(whole.dtype).eps, torch.finfo(self.parameter.dtype).eps) ** (1 / 3)
+        gap = (rows.total() - whole).norm()
+        bound = epsilon * (whole.norm() + (rows.samples * squares.sum()).sqrt())
+        if not torch.isfinite(gap + bound):
+            return  # an overflow under a loss scaler: check the next pass
+        if gap > bound:
+            raise MomentError(
+                f"parameter {self.name!r}: the per-sample gradients that were seen differ from its gradient by "
+                f"{gap:.3g} (bound {bound:.3g}), so part of it comes from elsewhere: a function that uses the "
+                "parameter directly, a penalty on it in the loss (leave weight decay to the optimizer), or a hook that "
+                "changes the gradient"
+            )
+        self._checks -= 1
+
+
+class MicroBatchSlot(Slot):
+    """c_j = the gradient of one backward pass, over the passes of a step."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, parts: int) -> None:
+        super().__init__(name, parameter)
+        self._parts = parts
+
+    def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
+        if self.turn == turn:
+            raise MomentError(
+                f"parameter {self.name!r} got its gradient in several pieces in one backward pass, which cannot be "
+                "squared one by one: use checkpoint(..., use_reentrant=False)"
+            )
+        if size is None:
+            raise MomentError("the size of the batch is not known: call the model that is watched, with a tensor")
+        (gradient,) = wide(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
+        self._add(gradient.square())
+        self.turn = turn
+        self.terms += 1
+        self.samples += size
+
+    def settle(self) -> None:
+        pass  # gradients are squared as they come
+
+    def read(self) -> Tensor:
+        if 0 < self.terms < min(self._parts, self.samples):
+            raise MomentError(
+                f"parameter {self.name!r} is served by {self._parts} micro-batches, but there were only {self.terms} "
+                f"backward passes (over {self.samples} samples): run moments.backward(loss_of, *batch), or put all "
+                "passes of a step but the last under ddp.no_sync()"
+            )
+        return super().read()

@@ -1,0 +1,183 @@
+"""Watch a model: the second moment of every parameter, ready when its gradient is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import ConfigError, MomentError
+from thinwire.moments.hooks import Hooks
+from thinwire.moments.microbatch import backward_in_parts
+from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, plain, plan
+from thinwire.moments.slots import ExactSlot, MicroBatchSlot, Slot
+
+Reduction = Literal["mean", "sum"]
+
+
+class Moments:
+    """What `watch` returns: q = Σ_z (∇f_z / |B|)² for each parameter, over all backward passes since the last clearing.
+
+    Several passes before a step (accumulation, `no_sync`) add up as the gradients do in `.grad`: their samples together
+    are the batch, and each loss must be weighted as for the gradient, with its share of the samples (loss / k for k
+    equal passes). If the model is called several times before *one* backward pass, equal places in the batches are
+    one sample.
+
+    With "mean" q has the units of `.grad` squared: the rows c_z that are squared sum to `.grad`. With "sum" it is
+    divided by |B|² (|B|: the samples of all passes), so that the gradient to use beside it is `.grad` / |B|.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, reduction: Reduction, checks: int) -> None:
+        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        self._model = _module(model)
+        self._plan, self._reduction = plan, reduction
+        parameters = {plain(name): parameter for name, parameter in self._model.named_parameters()}
+        self._slots = {entry.name: _slot(entry, parameters[entry.name], checks) for entry in plan}
+        self._hooks = Hooks(self._model, plan, self._slots)
+
+    def plan(self) -> Plan:
+        """For each parameter: where its moment comes from, at what cost, and why."""
+        return self._plan
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are watched: those that were trained when `watch` was called."""
+        return tuple(self._slots)
+
+    def of(self, name: str, scale: float | Tensor = 1.0) -> Tensor:
+        """A copy of q, in the parameter's shape, float32 at least; zero if the parameter got no gradient.
+
+        `scale` is the loss scale, if the loss was multiplied by one: q is divided by its square.
+        """
+        return self._unscaled(self._slot(name), scale).clone()
+
+    def pop(self, name: str, scale: float | Tensor = 1.0) -> Tensor:
+        """q of one parameter, which is then cleared: what a comm hook asks for."""
+        slot = self._slot(name)
+        q = self._unscaled(slot, scale)
+        slot.clear()
+        return q
+
+    def take(self, scale: float | Tensor = 1.0) -> dict[str, Tensor]:
+        """q of every parameter; then all are cleared."""
+        return {name: self.pop(name, scale) for name in self._slots}
+
+    def terms(self, name: str) -> int:
+        """How many gradients were squared for q: the n of the paper's criterion, where r² / v ≤ n."""
+        slot = self._slot(name)
+        slot.settle()
+        return slot.terms
+
+    def clear(self) -> None:
+        """Forget everything, also what is pending from a backward pass that broke off."""
+        for slot in self._slots.values():
+            slot.clear()
+
+    def backward(self, loss_of: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+        """One backward pass for each micro-batch of the batch; gives the loss of the whole batch.
+
+        `loss_of(*part)` computes the loss of a part with the stated reduction, by the model that is watched. `.grad`
+        becomes the gradient of the whole batch, and a watched DDP model exchanges gradients with the last part only.
+        """
+        parts = next((e.source.parts for e in self._plan if isinstance(e.source, MicroBatches)), None)
+        if parts is None:
+            raise MomentError("no parameter is served by micro-batches: call loss.backward() as usual")
+        quiet = self._ddp.no_sync if self._ddp is not None else nullcontext
+        return backward_in_parts(loss_of, batch, parts, mean=self._reduction == "mean", quiet=quiet)
+
+    def check(self, loss_of: Callable[..., Tensor], *batch: Tensor) -> None:
+        """Try out whether the loss has the stated reduction and every module sees the batch; else a `MomentError`.
+
+        A batch that is given twice leaves a mean as it is and doubles a sum. The probe runs in evaluation mode, without
+        gradients, and leaves the random numbers as they were.
+        """
+        loss, doubled = self._probe(loss_of, batch), self._probe(loss_of, [torch.cat([t, t]) for t in batch])
+        expected = loss if self._reduction == "mean" else 2 * loss
+        bound = torch.finfo(loss.dtype).eps ** 0.5 * (abs(expected) + abs(doubled))
+        if not abs(doubled - expected) <= bound:
+            raise MomentError(
+                f'with reduction "{self._reduction}" the same batch twice should have a loss of {expected:.6g}, '
+                f"and has {doubled:.6g} (once: {loss:.6g}). A mean stays as it is, a sum doubles; a loss that "
+                "compares samples with each other does neither, and has no per-sample gradients"
+            )
+
+    def remove(self) -> None:
+        """Take all hooks off the model. What was computed can still be read."""
+        self._hooks.remove()
+
+    def __enter__(self) -> Moments:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def _slot(self, name: str) -> Slot:
+        if name not in self._slots:
+            raise ConfigError(f"no parameter {name!r} is watched; watched are {', '.join(self._slots)}")
+        return self._slots[name]
+
+    def _unscaled(self, slot: Slot, scale: float | Tensor) -> Tensor:
+        with torch.no_grad():
+            q = slot.read()
+            divisor = scale * max(1, slot.samples) if self._reduction == "sum" else scale
+            return q if isinstance(divisor, int | float) and divisor == 1 else q / divisor**2
+
+    def _probe(self, loss_of: Callable[..., Tensor], batch: Sequence[Tensor]) -> Tensor:
+        modes = {module: module.training for module in self._model.modules()}
+        self._model.eval()
+        self._hooks.check_every_call = True
+        self._hooks.forget_batch()
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                return loss_of(*batch).detach()
+        finally:
+            self._hooks.check_every_call = False
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def watch(
+    model: nn.Module,
+    *,
+    reduction: Reduction = "mean",
+    sources: Sequence[Source] = (Exact(),),
+    checks: int = 1,
+) -> Moments:
+    """Have the second moments of a model's per-sample gradients computed in every backward pass.
+
+    `reduction` is how the loss goes over the samples of the batch. `sources` are tried in order for each parameter; one
+    that none can serve is an `AttachError`. In its first `checks` passes the per-sample gradients of each exact
+    parameter are added up and compared with its gradient: a use that was not seen (a function called with the
+    parameter) is a `MomentError` then.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> moments = watch(model)
+    >>> model(torch.tensor([[1.0, 2.0], [1.0, -2.0]])).mean().backward()
+    >>> model.weight.grad, moments.pop("weight")
+    (tensor([[1., 0.]]), tensor([[0.5000, 2.0000]]))
+    """
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(f'reduction must be "mean" or "sum", got {reduction!r}')
+    if isinstance(checks, bool) or not isinstance(checks, int) or checks < 0:
+        raise ConfigError(f"checks must be a whole number, 0 or more, got {checks!r}")
+    planned = plan(_module(model), sources)
+    planned.check()
+    return Moments(model, planned, reduction, checks)
+
+
+def _module(model: nn.Module) -> nn.Module:
+    """The plain module, also of a DDP model."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _slot(entry: Entry, parameter: nn.Parameter, checks: int) -> Slot:
+    match entry.source:
+        case Exact():
+            return ExactSlot(entry.name, parameter, checks)
+        case MicroBatches(parts):
+            return MicroBatchSlot(entry.name, parameter, parts)
+    raise AssertionError("a plan that was checked has a source for every parameter")
