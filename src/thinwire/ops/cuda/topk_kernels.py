@@ -18,6 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from thinwire.ops.cuda.bits import popcount
+
 MEMORY, DIFFERENCE, PLAIN = 0, 1, 2
 TILE = 4096
 BINS = 2048
@@ -41,16 +43,6 @@ def _piece_of(i, first, last, starts):
         high = tl.where(right, high, middle - 1)
         span = span >> 1
     return low
-
-
-@triton.jit
-def _popcount(x):
-    """Bits set in each word of 32."""
-    x = x.to(tl.uint32, bitcast=True)
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    return ((x * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit
@@ -125,7 +117,7 @@ def _note(t, m, inside, floor, words, found, TILE: tl.constexpr):
     row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
     bits = tl.sum((inside & (m >= floor)).to(tl.int32) << column[None, :], 1)
     tl.store(words + t.to(tl.int64) * (TILE // 32) + row, bits)
-    tl.store(found + t, tl.sum(_popcount(bits)).to(tl.int64))
+    tl.store(found + t, tl.sum(popcount(bits)).to(tl.int64))
 
 
 @triton.jit
@@ -183,14 +175,14 @@ def spread(words, number, reached, tiles, places, capacity, WORDS: tl.constexpr,
         g = tl.program_id(0)
         w = g.to(tl.int64) * WORDS + tl.arange(0, WORDS)
         left = tl.load(words + w, mask=w < number, other=0)
-        bits = _popcount(left)
+        bits = popcount(left)
         slot = tl.cumsum(bits) - bits + w * 0
         earlier = g * (WORDS * 32 // TILE)
         if earlier > 0:
             slot += tl.load(reached + earlier - 1)
         while tl.sum((left != 0).to(tl.int32)) > 0:
             lowest = left & -left
-            tl.store(places + slot, w * 32 + _popcount(lowest - 1), mask=left != 0)
+            tl.store(places + slot, w * 32 + popcount(lowest - 1), mask=left != 0)
             slot += 1
             left ^= lowest
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.cuda.bits import popcount
 from thinwire.ops.cuda.launch import aligned, launcher
 
 BLOCK = 1024
@@ -70,22 +71,12 @@ def _map_words(bitmap, word, length):
     return tl.where((word == last) & (beyond != 0), bits & ((1 << beyond) - 1), bits)
 
 
-@triton.jit
-def _popcount(x):
-    """Bits set in each word of 32."""
-    x = x.to(tl.uint32, bitcast=True)
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    return ((x * 0x01010101) >> 24).to(tl.int32)
-
-
 @triton.jit(do_not_specialize=["stride", "length", "programs"])
 def _count_marks(bitmaps, stride, length, programs, counts, WORDS: tl.constexpr):
     c, row = tl.program_id(0), tl.program_id(1)
     word = c * (16 * WORDS) + tl.arange(0, 16 * WORDS)
     bits = _map_words((bitmaps + row.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), word, length)
-    sums = tl.sum(tl.reshape(_popcount(bits), [16, WORDS]), 1)
+    sums = tl.sum(tl.reshape(popcount(bits), [16, WORDS]), 1)
     unit = c * 16 + tl.arange(0, 16)
     tl.store(counts + row * programs + unit, sums.to(tl.int64), mask=unit < programs)
 
@@ -113,7 +104,7 @@ def _find_marks(
     word, column = c * WORDS + tl.arange(0, WORDS), tl.arange(0, 32)
     bits = _map_words(bitmap, word, length)
     before = _map_words(bitmap, word - 1, length)
-    total, here = tl.load(reached + row * tl.num_programs(0) + tl.num_programs(0) - 1), _popcount(bits)
+    total, here = tl.load(reached + row * tl.num_programs(0) + tl.num_programs(0) - 1), popcount(bits)
     earlier = tl.cumsum(here) - here
     if LONG:
         earlier = earlier.to(tl.int64)
@@ -121,7 +112,7 @@ def _find_marks(
     if c > 0:
         earlier += tl.load(reached + row * tl.num_programs(0) + c - 1).to(earlier.dtype)
     lower = bits[:, None] & ((1 << column[None, :]) - 1)
-    i = earlier[:, None] + _popcount(lower)
+    i = earlier[:, None] + popcount(lower)
     mark = ((bits[:, None] >> column[None, :]) & 1) != 0
     chosen = mark & (i < count)
     low_part = i * 0
