@@ -71,12 +71,19 @@ def negative_bits(x: Tensor) -> Tensor:
     return packed
 
 
+def _scaled(scales: Tensor, alpha: float) -> Any:
+    """scales * alpha, in numpy; a damaged message may hold anything."""
+    array = scales.numpy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        return array * array.dtype.type(alpha)
+
+
 def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
     """See `reference.add_signs_`."""
     if not (_served(out) and scales.dtype == out.dtype):
         return reference.add_signs_(out, negative, scales, layout, block, alpha)
     pieces, target, source = pieces_of(layout, block), out.numpy(), negative.numpy()
-    scale = scales.numpy() * target.dtype.type(alpha)
+    scale = _scaled(scales, alpha)
     in_parallel(lambda _, begin, end: _add_signs(target, source, scale, pieces, begin, end), out.numel())
     return out
 
@@ -200,8 +207,7 @@ def add_levels_(
         return reference.add_levels_(out, packed, norms, layout, block, levels, alpha)
     width, pieces = levels.bit_length() + 1, pieces_of(layout, block)
     target, source = out.numpy(), packed.numpy()
-    with np.errstate(invalid="ignore", over="ignore"):  # a damaged message may hold anything
-        unit = norms.numpy() * target.dtype.type(alpha / levels)
+    unit = _scaled(norms, alpha / levels)
 
     def add(_: int, begin: int, end: int) -> None:
         _add_levels(target, source, unit, pieces, np.empty(GROUP, lane(width)), width, begin, end)
