@@ -15,7 +15,7 @@ from thinwire import Key, Layout, TopK
 from thinwire.compressors.density import kept
 from thinwire.experiments.bench.codes import OURS, Absent, Code, codes, nbytes
 from thinwire.experiments.bench.timing import Timing, side_by_side
-from thinwire.payload import Payload, Reader, pack_payload, unpack_payload
+from thinwire.payload import Payload, Reader, add_all_to, pack_payload, unpack_payload
 
 MESSAGES = 4
 """How many workers' messages are unpacked and added."""
@@ -69,7 +69,7 @@ def _row(layout: Layout, x: torch.Tensor, density: float, repeats: int) -> WireR
     contenders: dict[str, Callable[[], object]] = {
         "step": lambda: compressor.take_(memory, x, None, layout, Key()),
         "pack": lambda: pack_payload(payload),
-        "unpack": lambda: [_unpack(message, layout).add_to(out) for _ in range(MESSAGES)],
+        "unpack": lambda: add_all_to(out, [_unpack(message, layout) for _ in range(MESSAGES)]),
     }
     timed = side_by_side(contenders, memory.zero_, repeats)
     return WireRow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
+from thinwire.ops.cpu.threads import in_parallel
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -110,7 +112,14 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
 
 
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
-    """See `reference.add_each_at_`."""
-    for places, entries in zip(positions, values, strict=True):
-        add_at_(out, places, entries, alpha)
+    """See `reference.add_each_at_`: every thread adds all of them, in their order, to its share of the output."""
+    array = out.numpy()
+    lists = [(places.numpy(), entries.numpy()) for places, entries in zip(positions, values, strict=True)]
+
+    def add(_: int, begin: int, end: int) -> None:
+        for places, entries in lists:
+            mine = slice(*np.searchsorted(places, (begin, end)))
+            wire.add(array, places[mine], entries[mine], array.dtype.type(alpha))
+
+    in_parallel(add, out.numel())
     return out
