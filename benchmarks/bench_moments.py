@@ -123,7 +123,7 @@ def opacus_step(network: Network) -> Step:
 def vmap_step(network: Network) -> Step:
     model = fresh(network)
     if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-        raise NotImplementedError("batch norm")
+        raise RuntimeError("batch norm in training mode mixes the samples")
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -77,11 +77,13 @@ class Campaign:
             message, late = resealed(message), self._random.random() < 0.3
             self._book(tally, ROUTES[1], link, message, lambda: examine_message(message, link, late=late))
 
-    def _book(self, tally: Tally, route: str, source: Sample | Link, message: bytes, examine: object) -> None:
+    def _book(
+        self, tally: Tally, route: str, source: Sample | Link, message: bytes, examine: Callable[[], str]
+    ) -> None:
         key = (route, source.label)
         tally.messages[key] += 1
         try:
-            verdict = examine()  # type: ignore[operator]
+            verdict = examine()
         except Exception as error:  # whatever it is: only WireError may escape, and the oracle has caught those
             what = str(error) if isinstance(error, Finding) else f"{type(error).__name__}: {error}"
             tally.findings.append(f"{route} | {source.label} | {what} | {message.hex()}")

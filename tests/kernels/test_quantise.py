@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+from tests.kernels.backends import BACKENDS
 from torch import Tensor
 
 from thinwire import Key, Layout, ops
@@ -16,13 +16,6 @@ from thinwire.errors import WireError
 from thinwire.ops import reference
 from thinwire.payload import Levels, Reader, pack_payload, unpack_payload
 
-BACKENDS = [
-    pytest.param("reference", "cpu", id="reference"),
-    pytest.param(
-        "numba", "cpu", id="numba", marks=pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba")
-    ),
-    pytest.param(None, "cuda", id="cuda", marks=pytest.mark.gpu),
-]
 LAYOUTS = {
     "no pieces": [],
     "none": [0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -915,6 +916,10 @@ def test_unequal_batches_in_one_pass_are_an_error() -> None:
         (model(numbers(3, 4)).sum() + model(numbers(5, 4)).sum()).backward()
 
 
+def _entropy_of(model: nn.Module, reduction: str, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction=reduction)
+
+
 def test_the_probe_knows_a_mean_from_a_sum() -> None:
     model = made(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.BatchNorm1d(3)))
     x, y = numbers(BATCH, 4), ids(BATCH, top=3)
@@ -922,7 +927,7 @@ def test_the_probe_knows_a_mean_from_a_sum() -> None:
     for stated in ("mean", "sum"):
         for true in ("mean", "sum"):
             with watch(model, reduction=stated) as moments:  # type: ignore[arg-type]
-                probe = lambda x, y, true=true: F.cross_entropy(model(x), y, reduction=true)  # noqa: E731
+                probe = partial(_entropy_of, model, true)
                 if stated == true:
                     moments.check(probe, x, y)
                 else:

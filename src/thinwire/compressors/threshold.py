@@ -19,7 +19,7 @@ from thinwire.ops import (
     strom,
     threshold,
 )
-from thinwire.payload import Sparse
+from thinwire.payload import Payload, Sparse
 from thinwire.payload.values import SIGN_ONLY, value_format
 from thinwire.schedule import Number, at, bounds, is_moving
 
@@ -53,16 +53,12 @@ class HardThreshold(Compressor):
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
         """A memory's step in one pass: what reaches tau is taken out, what rounding loses is put back."""
         positions, values = memory_threshold_(error, value, layout, at(self.tau, key.step), ratios)
-        payload = self._payload(positions, values, layout)
-        if self.values != "full":
-            error[positions] = values
-            payload.add_to(error, alpha=-1.0)
-        return payload
+        return self._payload(positions, values, layout).put_back_(error, positions, values)
 
-    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
         """A follower's step in one pass, where values travel as they are."""
         if self.values != "full":
-            return super().follow_(local, target, layout, key)  # type: ignore[return-value]
+            return super().follow_(local, target, layout, key)
         return self._payload(*difference_threshold_(local, target, at(self.tau, key.step)), layout)
 
     def _payload(self, positions: Tensor, values: Tensor, layout: Layout) -> Sparse:

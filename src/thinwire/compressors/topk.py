@@ -12,7 +12,7 @@ from thinwire.compressors.base import Compressor, check
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
-from thinwire.payload import Sparse
+from thinwire.payload import Payload, Sparse
 from thinwire.payload.values import value_format
 from thinwire.schedule import Number, at, bounds, is_whole
 
@@ -50,23 +50,20 @@ class TopK(Compressor):
         scope = self._scope(layout)
         return Sparse.rounded(*topk(x, scope, self._counts(scope, key)), layout, value_format(self.values))
 
-    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
+    def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
         """A memory's step in one pass: what is chosen is taken out, what rounding loses is put back."""
         if self.per == "bucket" and ratios is not None and len(set(ratios)) > 1:
-            return super().take_(error, value, ratios, layout, key)  # type: ignore[return-value]
+            return super().take_(error, value, ratios, layout, key)
         scope = self._scope(layout)
         ratios = ratios if ratios is None or self.per == "parameter" else ratios[:1]
         positions, values = memory_topk_(error, value, scope, self._counts(scope, key), ratios)
         payload = Sparse.rounded(positions, values, layout, value_format(self.values))
-        if self.values != "full":
-            error[positions] = values
-            payload.add_to(error, alpha=-1.0)
-        return payload
+        return payload.put_back_(error, positions, values)
 
-    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
+    def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
         """A follower's step in one pass, where values travel as they are."""
         if self.values != "full":
-            return super().follow_(local, target, layout, key)  # type: ignore[return-value]
+            return super().follow_(local, target, layout, key)
         scope = self._scope(layout)
         return Sparse.rounded(
             *difference_topk_(local, target, scope, self._counts(scope, key)), layout, value_format(self.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -103,8 +104,8 @@ class Correlation(Rows):
         return super().squares()
 
 
-class ConvLayer(Layer):
-    """The input is padded as the module pads it, so that every padding mode is the same afterwards."""
+class _AnyConvLayer(Layer):
+    """What a convolution and its transpose share: a weight's rows are correlations of one side with the other."""
 
     cost = 1 / 3
     formula = "Σ_z (δ_z ⋆ x_z)², by pairs, unfolding or groups"
@@ -117,27 +118,27 @@ class ConvLayer(Layer):
             return per_channel(delta)
         assert input is not None
         convolution = _convolution(module)
+        padded, other = self._sides(convolution, input, delta)
+        return Correlation(padded, other, Kernel.of(convolution), tuple(convolution.weight.shape))
+
+    @abstractmethod
+    def _sides(self, convolution: _ConvNd, input: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The side that is padded, and the one that slides over it."""
+
+
+class ConvLayer(_AnyConvLayer):
+    """The input is padded as the module pads it, so that every padding mode is the same afterwards."""
+
+    def _sides(self, convolution: _ConvNd, input: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         mode = "constant" if convolution.padding_mode == "zeros" else convolution.padding_mode
-        padded = F.pad(input, _padding(convolution), mode=mode)
-        return Correlation(padded, delta, Kernel.of(convolution), tuple(convolution.weight.shape))
+        return F.pad(input, _padding(convolution), mode=mode), delta
 
 
-class TransposedConvLayer(Layer):
+class TransposedConvLayer(_AnyConvLayer):
     """A transposed convolution is a convolution from its output to its input: δ and x change places."""
 
-    cost = 1 / 3
-    formula = ConvLayer.formula
-
-    def batched(self, module: nn.Module, input: Tensor) -> bool:
-        return input.dim() == 2 + len(_convolution(module).kernel_size)
-
-    def rows(self, module: nn.Module, name: str, setting: Setting, input: Tensor | None, delta: Tensor) -> Rows:
-        if name == "bias":
-            return per_channel(delta)
-        assert input is not None
-        convolution = _convolution(module)
-        padded = F.pad(delta, _padding(convolution))
-        return Correlation(padded, input, Kernel.of(convolution), tuple(convolution.weight.shape))
+    def _sides(self, convolution: _ConvNd, input: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return F.pad(delta, _padding(convolution)), input
 
 
 def _convolution(module: nn.Module) -> _ConvNd:

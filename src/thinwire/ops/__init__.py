@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops import reference
 from thinwire.ops.backends import backend as backend
 from thinwire.ops.backends import implementation
 from thinwire.ops.blocks import block_count as block_count
@@ -26,7 +27,7 @@ from thinwire.ops.reference import qsgd_levels as qsgd_levels
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
-    return implementation("pack_positions", positions.device.type)(positions, width, length)  # type: ignore[no-any-return]
+    return implementation(reference.pack_positions, positions.device.type)(positions, width, length)
 
 
 def unpack_positions(
@@ -37,142 +38,142 @@ def unpack_positions(
     Unless both are right, the positions mean nothing, but still lie in 0..bound-1. On a GPU several codes of one shape
     can be given at once, one in each row; all that is returned then has rows too.
     """
-    return implementation("unpack_positions", low.device.type)(low, bitmap, width, length, count, bound)  # type: ignore[no-any-return]
+    return implementation(reference.unpack_positions, low.device.type)(low, bitmap, width, length, count, bound)
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """The place of the first piece that holds NaN or infinity, or -1, as a tensor without dimensions."""
-    return implementation("first_nonfinite", x.device.type)(x, layout)  # type: ignore[no-any-return]
+    return implementation(reference.first_nonfinite, x.device.type)(x, layout)
 
 
 def checksum(message: Tensor) -> Tensor:
     """zlib's CRC-32 of the bytes, as a tensor of four bytes; of each row where there are several."""
-    return implementation("checksum", message.device.type)(message)  # type: ignore[no-any-return]
+    return implementation(reference.checksum, message.device.type)(message)
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """out[positions] += alpha * values, for positions that differ from each other."""
-    return implementation("add_at_", out.device.type)(out, positions, values, alpha)  # type: ignore[no-any-return]
+    return implementation(reference.add_at_, out.device.type)(out, positions, values, alpha)
 
 
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """`add_at_` of several ascending positions and their values, one after the other."""
-    return implementation("add_each_at_", out.device.type)(out, positions, values, alpha)  # type: ignore[no-any-return]
+    return implementation(reference.add_each_at_, out.device.type)(out, positions, values, alpha)
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The counts[i] entries of largest magnitude of piece i: ascending positions, and values; ties to the lower."""
-    return implementation("topk", x.device.type)(x, layout, counts)  # type: ignore[no-any-return]
+    return implementation(reference.topk, x.device.type)(x, layout, counts)
 
 
 def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """error <- ratio * error + value, and its top-k taken out of it."""
-    return implementation("memory_topk_", error.device.type)(error, value, layout, counts, ratios)  # type: ignore[no-any-return]
+    return implementation(reference.memory_topk_, error.device.type)(error, value, layout, counts, ratios)
 
 
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The top-k of target - local, added to local."""
-    return implementation("difference_topk_", local.device.type)(local, target, layout, counts)  # type: ignore[no-any-return]
+    return implementation(reference.difference_topk_, local.device.type)(local, target, layout, counts)
 
 
 def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """The entries with |x| >= tau: ascending positions, and values."""
-    return implementation("threshold", x.device.type)(x, tau)  # type: ignore[no-any-return]
+    return implementation(reference.threshold, x.device.type)(x, tau)
 
 
 def memory_threshold_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """error <- ratio * error + value, and what reaches tau taken out of it."""
-    return implementation("memory_threshold_", error.device.type)(error, value, layout, tau, ratios)  # type: ignore[no-any-return]
+    return implementation(reference.memory_threshold_, error.device.type)(error, value, layout, tau, ratios)
 
 
 def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """What of target - local reaches tau, added to local."""
-    return implementation("difference_threshold_", local.device.type)(local, target, tau)  # type: ignore[no-any-return]
+    return implementation(reference.difference_threshold_, local.device.type)(local, target, tau)
 
 
 def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """sign(x) * tau for the entries with |x| >= tau: ascending positions, and values."""
-    return implementation("strom", x.device.type)(x, tau)  # type: ignore[no-any-return]
+    return implementation(reference.strom, x.device.type)(x, tau)
 
 
 def memory_strom_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """error <- ratio * error + value, and sign(error) * tau taken out of what reaches tau."""
-    return implementation("memory_strom_", error.device.type)(error, value, layout, tau, ratios)  # type: ignore[no-any-return]
+    return implementation(reference.memory_strom_, error.device.type)(error, value, layout, tau, ratios)
 
 
 def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """sign(target - local) * tau where the difference reaches tau, added to local."""
-    return implementation("difference_strom_", local.device.type)(local, target, tau)  # type: ignore[no-any-return]
+    return implementation(reference.difference_strom_, local.device.type)(local, target, tau)
 
 
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """Ascending indices of k entries drawn uniformly without replacement."""
-    return implementation("randk_indices", device.type)(key, numel, k, device)  # type: ignore[no-any-return]
+    return implementation(reference.randk_indices, device.type)(key, numel, k, device)
 
 
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into."""
-    return implementation("block_norms", x.device.type)(x, layout, block, order)  # type: ignore[no-any-return]
+    return implementation(reference.block_norms, x.device.type)(x, layout, block, order)
 
 
 def negative_bits(x: Tensor) -> Tensor:
     """Which entries are below zero, as bits."""
-    return implementation("negative_bits", x.device.type)(x)  # type: ignore[no-any-return]
+    return implementation(reference.negative_bits, x.device.type)(x)
 
 
 def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, block: int, alpha: float) -> Tensor:
     """out += alpha * scale of the block, or -= it where the entry's bit is set."""
-    return implementation("add_signs_", out.device.type)(out, negative, scales, layout, block, alpha)  # type: ignore[no-any-return]
+    return implementation(reference.add_signs_, out.device.type)(out, negative, scales, layout, block, alpha)
 
 
 def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
     """QSGD's stochastic level and sign of each entry, packed; a norm for each block, a key for each piece."""
-    return implementation("level_codes", x.device.type)(x, norms, layout, block, levels, keys)  # type: ignore[no-any-return]
+    return implementation(reference.level_codes, x.device.type)(x, norms, layout, block, levels, keys)
 
 
 def add_levels_(
     out: Tensor, packed: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, alpha: float
 ) -> Tensor:
     """out += (norm * (alpha / levels)) * level with the block's norm, or -= it where the sign bit is set."""
-    return implementation("add_levels_", out.device.type)(out, packed, norms, layout, block, levels, alpha)  # type: ignore[no-any-return]
+    return implementation(reference.add_levels_, out.device.type)(out, packed, norms, layout, block, levels, alpha)
 
 
 def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     """Whether no level of `count` packed codes exceeds `levels`, as a tensor without dimensions."""
-    return implementation("levels_within", packed.device.type)(packed, count, levels)  # type: ignore[no-any-return]
+    return implementation(reference.levels_within, packed.device.type)(packed, count, levels)
 
 
 def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Each entry's stochastic exponent as a byte, and the bits of the negative ones; a key for each piece."""
-    return implementation("power_codes", x.device.type)(x, layout, keys)  # type: ignore[no-any-return]
+    return implementation(reference.power_codes, x.device.type)(x, layout, keys)
 
 
 def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> Tensor:
     """out += alpha * 2^(code - 127), or -= it where the entry's bit is set."""
-    return implementation("add_powers_", out.device.type)(out, codes, negative, alpha)  # type: ignore[no-any-return]
+    return implementation(reference.add_powers_, out.device.type)(out, codes, negative, alpha)
 
 
 def pack_bits(bits: Tensor) -> Tensor:
     """A vector of booleans as bytes, lowest bit first, padded with zeros."""
-    return implementation("pack_bits", bits.device.type)(bits)  # type: ignore[no-any-return]
+    return implementation(reference.pack_bits, bits.device.type)(bits)
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """The first `count` booleans of packed bytes."""
-    return implementation("unpack_bits", packed.device.type)(packed, count)  # type: ignore[no-any-return]
+    return implementation(reference.unpack_bits, packed.device.type)(packed, count)
 
 
 def pack_codes(codes: Tensor, width: int) -> Tensor:
     """Non-negative integers below 2^width as consecutive `width`-bit fields."""
-    return implementation("pack_codes", codes.device.type)(codes, width)  # type: ignore[no-any-return]
+    return implementation(reference.pack_codes, codes.device.type)(codes, width)
 
 
 def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
     """`count` integers from consecutive `width`-bit fields."""
-    return implementation("unpack_codes", packed.device.type)(packed, width, count)  # type: ignore[no-any-return]
+    return implementation(reference.unpack_codes, packed.device.type)(packed, width, count)

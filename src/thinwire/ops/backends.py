@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from thinwire.errors import BackendError
 
 VARIABLE = "THINWIRE_BACKEND"
+Op = TypeVar("Op", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,17 @@ def _check(name: str) -> None:
         raise BackendError(f"the {name} back-end is not installed; run\n  pip install 'thinwire[{chosen.extra}]'")
 
 
-def implementation(op: str, device: str) -> Callable[..., Any]:
-    """The function that serves an operation on a type of device."""
-    return _find(op, device, _forced.get() or os.environ.get(VARIABLE))
+def implementation(definition: Op, device: str) -> Op:
+    """The function that serves an operation, given by its definition, on a type of device."""
+    return cast(Op, _find(definition, device, _forced.get() or os.environ.get(VARIABLE)))
 
 
 @cache
-def _find(op: str, device: str, forced: str | None) -> Callable[..., Any]:
+def _find(definition: Callable[..., Any], device: str, forced: str | None) -> Callable[..., Any]:
     if forced is not None:
         _check(forced)
     fast = BACKENDS.get(device)
     if fast is not None and fast.installed and forced in (None, fast.name):
-        found = getattr(import_module(fast.module), op, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    return getattr(import_module("thinwire.ops.reference"), op)  # type: ignore[no-any-return]
+        served: Callable[..., Any] = getattr(import_module(fast.module), definition.__name__, definition)
+        return served
+    return definition

@@ -48,6 +48,13 @@ class Sparse(Payload):
             positions, values = positions[values != 0], values[values != 0]
         return Sparse(positions, values, layout, written, counted and not written.drops)
 
+    def put_back_(self, error: Tensor, positions: Tensor, values: Tensor) -> Sparse:
+        """Leave in a memory, out of which `values` were taken, what this payload does not say of them."""
+        if not self.written.lossless:
+            error[positions] = values
+            self.add_to(error, alpha=-1.0)
+        return self
+
     @property
     def fixed(self) -> bool:
         return self.counted and not size_varies(self.layout.numel, self.positions.numel())

@@ -94,12 +94,16 @@ def _zstandard(positions: Any) -> list[Code | Absent]:
     planes = [
         Code(
             name,
-            lambda level=level: zstandard.ZstdCompressor(level=level).compress(_planes(positions)),  # type: ignore[misc]
+            partial(_compressed_planes, zstandard.ZstdCompressor(level=level), positions),
             lambda packed: _from_planes(undo(packed)),
         )
         for name, level in zip(names[1:], (1, 3, 9), strict=True)
     ]
     return [whole, *planes]
+
+
+def _compressed_planes(compressor: Any, positions: Any) -> bytes:
+    return bytes(compressor.compress(_planes(positions)))
 
 
 def _roaring(positions: Any, numel: int) -> list[Code | Absent]:
@@ -113,7 +117,7 @@ def _roaring(positions: Any, numel: int) -> list[Code | Absent]:
     def encode() -> bytes:
         bitmap = kind(positions.astype(integer))
         bitmap.run_optimize()
-        return bitmap.serialize()  # type: ignore[no-any-return]
+        return bytes(bitmap.serialize())
 
     return [Code(name, encode, lambda packed: np.asarray(kind.deserialize(packed).to_array(), np.int64))]
 

@@ -15,7 +15,7 @@ LANES = 64
 _compiled: Any = intrinsic  # the type of what a decorated function becomes is not the one that kernels call
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def negative(typing: Any, x: Any, start: Any) -> Any:
     """Which of the 64 numbers from x[start] are below zero (-0 is not)."""
 
@@ -28,7 +28,7 @@ def negative(typing: Any, x: Any, start: Any) -> Any:
     return types.uint64(x, types.intp), emit
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def nonzero(typing: Any, x: Any, start: Any) -> Any:
     """Which of the 64 bytes from x[start] are not zero."""
 
@@ -41,7 +41,7 @@ def nonzero(typing: Any, x: Any, start: Any) -> Any:
     return types.uint64(x, types.intp), emit
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def spread_(typing: Any, out: Any, start: Any, word: Any) -> Any:
     """The 64 bytes from out[start] become the bits of the word."""
 
@@ -54,7 +54,7 @@ def spread_(typing: Any, out: Any, start: Any, word: Any) -> Any:
     return types.void(out, types.intp, types.uint64), emit
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def add_signed_(typing: Any, out: Any, start: Any, word: Any, scale: Any) -> Any:
     """The 64 numbers from out[start] grow by scale, or shrink by it where the word has a bit."""
 
@@ -71,7 +71,7 @@ def add_signed_(typing: Any, out: Any, start: Any, word: Any, scale: Any) -> Any
     return types.void(out, types.intp, types.uint64, out.dtype), emit
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def load_word(typing: Any, packed: Any, place: Any) -> Any:
     """The eight bytes from packed[place], lowest first."""
 
@@ -83,7 +83,7 @@ def load_word(typing: Any, packed: Any, place: Any) -> Any:
     return types.uint64(packed, types.intp), emit
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def store_word_(typing: Any, packed: Any, place: Any, word: Any) -> Any:
     """The eight bytes from packed[place] become those of the word, lowest first."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,82 +31,91 @@ from thinwire.ops.cuda.wire import checksum as checksum
 from thinwire.ops.cuda.wire import pack_positions as pack_positions
 from thinwire.ops.cuda.wire import unpack_positions as unpack_positions
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _float32_only(kernel: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Leave every other type to the reference's function of the same name."""
+
+    @wraps(kernel)
+    def served(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if first.dtype == torch.float32:
+            return kernel(first, *args, **kwargs)
+        by_reference: R = getattr(reference, kernel.__name__)(first, *args, **kwargs)
+        return by_reference
+
+    return served
+
+
+@_float32_only
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.topk`."""
-    if x.dtype != torch.float32:
-        return reference.topk(x, layout, counts)
     return select(PLAIN, x, x, layout, counts, None)
 
 
+@_float32_only
 def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_topk_`."""
-    if error.dtype != torch.float32:
-        return reference.memory_topk_(error, value, layout, counts, ratios)
     return select(MEMORY, error, value, layout, counts, ratios)
 
 
+@_float32_only
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.difference_topk_`."""
-    if local.dtype != torch.float32:
-        return reference.difference_topk_(local, target, layout, counts)
     return select(DIFFERENCE, local, target, layout, counts, None)
 
 
+@_float32_only
 def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.threshold`."""
-    if x.dtype != torch.float32:
-        return reference.threshold(x, tau)
     positions = positions_above(PLAIN, x, x, one_piece(x.numel()), tau, None)
     return positions, x[positions]
 
 
+@_float32_only
 def memory_threshold_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_threshold_`."""
-    if error.dtype != torch.float32:
-        return reference.memory_threshold_(error, value, layout, tau, ratios)
     positions = positions_above(MEMORY, error, value, layout, tau, ratios)
     values = error[positions]
     error[positions] -= values
     return positions, values
 
 
+@_float32_only
 def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.difference_threshold_`."""
-    if local.dtype != torch.float32:
-        return reference.difference_threshold_(local, target, tau)
     positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
     values = target[positions] - local[positions]
     local[positions] += values
     return positions, values
 
 
+@_float32_only
 def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.strom`."""
     positions, values = threshold(x, tau)
     return positions, _signs(values, tau)
 
 
+@_float32_only
 def memory_strom_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_strom_`."""
-    if error.dtype != torch.float32:
-        return reference.memory_strom_(error, value, layout, tau, ratios)
     positions = positions_above(MEMORY, error, value, layout, tau, ratios)
     values = _signs(error[positions], tau)
     error[positions] -= values
     return positions, values
 
 
+@_float32_only
 def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.difference_strom_`."""
-    if local.dtype != torch.float32:
-        return reference.difference_strom_(local, target, tau)
     positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
     values = _signs(target[positions] - local[positions], tau)
     local[positions] += values
@@ -115,17 +126,15 @@ def _signs(x: Tensor, tau: float) -> Tensor:
     return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
 
 
+@_float32_only
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.add_at_`."""
-    if out.dtype != torch.float32:
-        return reference.add_at_(out, positions, values, alpha)
     return wire.add_at_(out, positions, values, alpha)
 
 
+@_float32_only
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """See `reference.add_each_at_`."""
-    if out.dtype != torch.float32:
-        return reference.add_each_at_(out, positions, values, alpha)
     return wire.add_each_at_(out, positions, values, alpha)
 
 

@@ -254,20 +254,27 @@ def _block_of(at, start, piece, firsts, BLOCK):  # pragma: no cover
 
 
 @triton.jit
-def _add_signs(out, packed, scales, starts, firsts, tiles, BLOCK, numel, SIZE: tl.constexpr):  # pragma: no cover
-    tile = tl.program_id(0).to(tl.int64) * SIZE
-    at = tile + tl.arange(0, SIZE)
-    negative = _load_fields(packed, at, numel, 1, 1)
-    scale = tl.zeros((SIZE,), scales.dtype.element_ty)
+def _of_blocks(table, at, tile, starts, firsts, tiles, BLOCK, numel, SIZE: tl.constexpr):  # pragma: no cover
+    """The table's number for the block of each place of a tile, piece after piece."""
+    numbers = tl.zeros((SIZE,), table.dtype.element_ty)
     piece = tl.load(tiles + tl.program_id(0))
     start, last = tl.load(starts + piece), tl.minimum(tile + SIZE, numel)
     while start < last:
         stop = tl.load(starts + piece + 1)
         inside = (at >= start) & (at < stop)
-        mine = tl.load(scales + _block_of(at, start, piece, firsts, BLOCK), mask=inside, other=0.0)
-        scale = tl.where(inside, mine, scale)
+        mine = tl.load(table + _block_of(at, start, piece, firsts, BLOCK), mask=inside, other=0.0)
+        numbers = tl.where(inside, mine, numbers)
         piece += 1
         start = stop
+    return numbers
+
+
+@triton.jit
+def _add_signs(out, packed, scales, starts, firsts, tiles, BLOCK, numel, SIZE: tl.constexpr):  # pragma: no cover
+    tile = tl.program_id(0).to(tl.int64) * SIZE
+    at = tile + tl.arange(0, SIZE)
+    negative = _load_fields(packed, at, numel, 1, 1)
+    scale = _of_blocks(scales, at, tile, starts, firsts, tiles, BLOCK, numel, SIZE)
     numbers = tl.load(out + at, mask=at < numel)
     tl.store(out + at, numbers + scale * _sign(negative), mask=at < numel)
 
@@ -350,16 +357,7 @@ def _add_levels(
     tile = tl.program_id(0).to(tl.int64) * SIZE
     at = tile + tl.arange(0, SIZE)
     codes = _load_fields(packed, at, numel, WIDTH, BYTES).to(tl.int32)
-    unit = tl.zeros((SIZE,), units.dtype.element_ty)
-    piece = tl.load(tiles + tl.program_id(0))
-    start, last = tl.load(starts + piece), tl.minimum(tile + SIZE, numel)
-    while start < last:
-        stop = tl.load(starts + piece + 1)
-        inside = (at >= start) & (at < stop)
-        mine = tl.load(units + _block_of(at, start, piece, firsts, BLOCK), mask=inside, other=0.0)
-        unit = tl.where(inside, mine, unit)
-        piece += 1
-        start = stop
+    unit = _of_blocks(units, at, tile, starts, firsts, tiles, BLOCK, numel, SIZE)
     level = (codes & ((1 << (WIDTH - 1)) - 1)).to(unit.dtype)
     numbers = tl.load(out + at, mask=at < numel)
     step = unit * (level * _sign(codes >> (WIDTH - 1)))
