@@ -10,6 +10,7 @@ import torch
 from thinwire import spec
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.provenance import commit, cpu_model, version
+from thinwire.ops.backends import BACKENDS, Backend
 from thinwire.problems import TASKS
 
 EXTRAS = {
@@ -17,6 +18,8 @@ EXTRAS = {
     "plotly": "report",
     "jinja2": "report",
     "numba": "fast",
+    "zstandard": "bench",
+    "pyroaring": "bench",
 }
 """Optional packages and the extra that brings them; looked up by their metadata, never imported."""
 
@@ -31,11 +34,16 @@ def inventory() -> dict[str, str]:
         "devices": ", ".join(["cpu", *_gpus()]),
         "process groups": ", ".join(_process_groups()),
         **{name: version(name) or f"missing: pip install 'thinwire[{extra}]'" for name, extra in EXTRAS.items()},
+        "kernels": "; ".join(f"{device}: {_kernels(backend)}" for device, backend in BACKENDS.items()),
         "tasks": ", ".join(TASKS),
         "compressors": ", ".join(sorted(spec.COMPRESSORS)),
         "rules": ", ".join(sorted(spec.RULES)),
         "torch's own": "; ".join(f"{peer.name} ({peer.about})" for peer in PEERS.values()),
     }
+
+
+def _kernels(backend: Backend) -> str:
+    return backend.name if backend.installed else f"plain torch (for {backend.name}: {backend.remedy})"
 
 
 def _gpus() -> list[str]:

@@ -24,23 +24,21 @@ Op = TypeVar("Op", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Backend:
-    """Where a back-end's operations are, and what it needs."""
+    """A back-end, named for the package it needs: where its operations are, and how to get the package."""
 
     name: str
     module: str
-    package: str
-    device: str
-    extra: str
+    remedy: str
 
     @property
     def installed(self) -> bool:
-        return find_spec(self.package) is not None
+        return find_spec(self.name) is not None
 
 
 REFERENCE = "reference"
 BACKENDS = {
-    "cpu": Backend("numba", "thinwire.ops.cpu", "numba", "cpu", "fast"),
-    "cuda": Backend("triton", "thinwire.ops.cuda", "triton", "cuda", "fast"),
+    "cpu": Backend("numba", "thinwire.ops.cpu", "pip install 'thinwire[fast]'"),
+    "cuda": Backend("triton", "thinwire.ops.cuda", "install a CUDA build of torch, which brings it"),
 }
 """The fast back-end of each type of device."""
 
@@ -64,7 +62,7 @@ def _check(name: str) -> None:
         raise BackendError(f"unknown back-end {name!r}; known: {', '.join(known)}")
     chosen = known[name]
     if chosen is not None and not chosen.installed:
-        raise BackendError(f"the {name} back-end is not installed; run\n  pip install 'thinwire[{chosen.extra}]'")
+        raise BackendError(f"the {name} back-end is not installed: {chosen.remedy}")
 
 
 def implementation(definition: Op, device: str) -> Op:
