@@ -84,7 +84,7 @@ def ours(network: Network) -> Step:
 
     def step() -> dict[str, Tensor]:
         run(model, network)
-        return moments.take()
+        return {name: moments.pop(name) for name in moments.names}
 
     return step
 

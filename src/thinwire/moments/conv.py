@@ -98,10 +98,11 @@ class Correlation(Rows):
         numbers = max(math.prod(self.shape), 0 if self.positions >= WIDE else unfolded)
         return parts(self.samples, numbers, self.delta.device)
 
-    def squares(self) -> Tensor:
+    def squares_(self, out: Tensor, beta: int) -> None:
         if by_pairs(self.positions):
-            return self._outer(slice(None)).squares()
-        return super().squares()
+            self._outer(slice(None)).squares_(out, beta)
+        else:
+            super().squares_(out, beta)
 
 
 class _AnyConvLayer(Layer):
