@@ -261,6 +261,7 @@ def test_every_exact_layer_asks_nothing_of_the_data_and_stays_on_its_device(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch's own, at the first product of a process
 @pytest.mark.parametrize(("factory", "x"), ALL)
 def test_every_exact_layer_on_a_gpu(factory: Callable[[], nn.Module], x: Tensor) -> None:
     model = made(factory)
