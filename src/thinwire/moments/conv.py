@@ -60,7 +60,7 @@ class Correlation(Rows):
     def __init__(self, image: Tensor, delta: Tensor, kernel: Kernel, shape: tuple[int, ...]) -> None:
         needed = kernel.extent(tuple(delta.shape[2:]))
         for axis, length in enumerate(needed, 2):
-            image = image.narrow(axis, 0, length)
+            image = image if image.shape[axis] == length else image.narrow(axis, 0, length)
         self.image, self.delta = wide(image, delta)
         self.kernel, self.shape, self.samples = kernel, shape, len(delta)
         self.positions = math.prod(delta.shape[2:])

@@ -110,6 +110,10 @@ class Formed(Rows):
     def _chunks(self) -> Iterator[slice]:
         yield slice(0, self.samples)
 
+    def squares_(self, out: Tensor, beta: int) -> None:
+        squares = self.formed.square()
+        out.add_(squares.sum(0)) if beta else torch.sum(squares, 0, out=out)
+
     def joined(self, uses: Sequence[Rows]) -> Rows:
         return Formed(_sum(use.rows(slice(None)) for use in uses))
 
