@@ -14,6 +14,7 @@ from thinwire.cli.console import show_error
 from thinwire.cli.demo import demo
 from thinwire.cli.info import info
 from thinwire.cli.report import report
+from thinwire.cli.reproduce import reproduce
 from thinwire.cli.train import train
 from thinwire.errors import ThinwireError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 for command in (demo, train, compare, report, info):
     app.command(no_args_is_help=command in (train, compare, report))(command)
 app.add_typer(bench, name="bench")
+app.add_typer(reproduce, name="reproduce")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ class DistributedRun(Run):
         self.ddp = DistributedDataParallel(
             self.model, bucket_cap_mb=ONE_BUCKET_MB if config.method == "powersgd" else None
         )
-        self.optimizer = OPTIMIZERS[config.optimizer](self.ddp.parameters(), config.lr)
+        self.optimizer = OPTIMIZERS[config.optimizer](self.ddp.parameters(), config.lr, config.weight_decay)
         self._losses: list[float] = []
         self._steps = 0
         self._handle: Any = None
@@ -63,6 +63,9 @@ class DistributedRun(Run):
         self.optimizer.step()
         self._losses.append(float(loss.detach()))
         self._steps += 1
+
+    def settle(self) -> None:
+        """DDP gives every rank the buffers of rank 0 at each step; rank 0 evaluates."""
 
     def take_losses(self) -> list[float]:
         mine = torch.tensor(self._losses, dtype=torch.float64)
