@@ -30,7 +30,7 @@ class Workers:
 
     def _one(self, step: int, worker: int, batch: Batch) -> Computed:
         self._statistics.load_(worker)
-        torch.manual_seed(_dropout_seed(self._seed, step, worker))
+        torch.manual_seed(dropout_seed(self._seed, step, worker))
         computed = self._backward(worker, batch)
         self._statistics.save_(worker)
         return computed
@@ -40,5 +40,6 @@ class Workers:
         self._statistics.average_()
 
 
-def _dropout_seed(seed: int, step: int, worker: int) -> int:
+def dropout_seed(seed: int, step: int, worker: int) -> int:
+    """Where torch's generator starts for one worker's pass."""
     return int(np.random.SeedSequence((seed, step, worker)).generate_state(1, np.uint64)[0] >> np.uint64(1))
