@@ -16,6 +16,7 @@ from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
 from thinwire.experiments.workers import Workers
+from thinwire.feedback import Need
 from thinwire.problems.task import Batch, Task
 
 PEER_DTYPE = {"dense": torch.float32, "fp16": torch.float16}
@@ -43,7 +44,7 @@ class SimulatedRun(Run):
 
     def _employ(self) -> Workers:
         """The workers, whose pass is a CUDA graph where there is a GPU."""
-        moments = self._simulation is not None and "MOMENTS" in self._simulation.channels[0].needs
+        moments = self._simulation is not None and Need.MOMENTS in self._simulation.channels[0].needs
         plain = PlainBackward(self.model, self.task, moments)
         graphed = self.config.device == "cuda"
         backward = GraphedBackward(plain, self._batches(0)[0], self.config.workers) if graphed else plain
