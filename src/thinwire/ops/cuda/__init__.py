@@ -11,8 +11,9 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.cuda import wire
-from thinwire.ops.cuda.above import one_piece, positions_above
+from thinwire.ops.blocks import one_piece
+from thinwire.ops.cuda import variance, wire
+from thinwire.ops.cuda.above import positions_above
 from thinwire.ops.cuda.draw import randk_indices as randk_indices
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
 from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
@@ -124,6 +125,29 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 
 def _signs(x: Tensor, tau: float) -> Tensor:
     return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
+
+
+@_float32_only
+def variance_(
+    total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.variance_`."""
+    return variance.variance_(total, squares, value, moment, layout, alphas, zeta)
+
+
+@_float32_only
+def variance_strom_(
+    total: Tensor,
+    squares: Tensor,
+    value: Tensor,
+    moment: Tensor,
+    layout: Layout,
+    alphas: Tensor,
+    zeta: float,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.variance_strom_`."""
+    return variance.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
 
 
 @_float32_only
