@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.experiments.statistics import WorkerStatistics
+from thinwire.feedback import Need, Rule, rule_of
 from thinwire.moments import watch
 from thinwire.problems.task import Batch, Task
 
@@ -19,6 +20,12 @@ ByName = Mapping[str, Tensor]
 
 WARM_UP = 3
 """Passes before a capture: cuDNN tries its algorithms, and the moments check themselves, which reads from the GPU."""
+
+
+def needs_moments(rule: Rule, model: nn.Module) -> bool:
+    """Whether the rule of any parameter needs second moments."""
+    parameters = model.named_parameters()
+    return any(Need.MOMENTS in rule_of(rule, name, parameter.numel()).needs for name, parameter in parameters)
 
 
 @dataclass(frozen=True)

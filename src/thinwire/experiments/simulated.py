@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import thinwire
-from thinwire.experiments.backward import ByName, GraphedBackward, PlainBackward
+from thinwire.experiments.backward import ByName, GraphedBackward, PlainBackward, needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
 from thinwire.experiments.workers import Workers
-from thinwire.feedback import Need
+from thinwire.feedback import Rule
 from thinwire.problems.task import Batch, Task
 
 PEER_DTYPE = {"dense": torch.float32, "fp16": torch.float16}
@@ -33,18 +33,17 @@ class SimulatedRun(Run):
         self.optimizer = OPTIMIZERS[config.optimizer](self.parameters.values(), config.lr, config.weight_decay)
         self._losses: list[Tensor] = []
         self._steps = 0
-        self._simulation = None if config.method in PEERS else self._simulate()
-        self._workers = self._employ()
+        rule = None if config.method in PEERS else thinwire.parse(config.method)
+        self._simulation = None if rule is None else self._simulate(rule)
+        self._workers = self._employ(rule is not None and needs_moments(rule, self.model))
 
-    def _simulate(self) -> thinwire.Simulation:
-        rule = thinwire.parse(self.config.method)
+    def _simulate(self, rule: Rule) -> thinwire.Simulation:
         return thinwire.Simulation(
             self.parameters, rule, self.config.workers, optimizer=self.optimizer, seed=self.config.seed
         )
 
-    def _employ(self) -> Workers:
+    def _employ(self, moments: bool) -> Workers:
         """The workers, whose pass is a CUDA graph where there is a GPU."""
-        moments = self._simulation is not None and Need.MOMENTS in self._simulation.channels[0].needs
         plain = PlainBackward(self.model, self.task, moments)
         graphed = self.config.device == "cuda"
         backward = GraphedBackward(plain, self._batches(0)[0], self.config.workers) if graphed else plain
