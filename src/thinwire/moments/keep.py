@@ -38,10 +38,9 @@ def keep(tensor: Tensor) -> Callable[[], Tensor]:
     then is an error, all as for the tensors that the module itself saves; and it shares their memory.
     """
     beside = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
-    node: Any = beside.grad_fn
 
     def back() -> Tensor:
-        saved: tuple[Tensor, ...] = node.saved_tensors
+        saved: tuple[Tensor, ...] = beside.grad_fn.saved_tensors  # the tensor keeps its node alive
         if not saved:  # torch.compile has traced the hooks, and the node with them
             raise MomentError("the model was compiled while it was watched: call torch.compile first, then watch")
         return saved[0]
