@@ -69,4 +69,5 @@ class Words(Payload):
         positions, codes = words >> 4, words & 15
         ascending = (positions.diff() > 0).all() & (positions[-1:] < layout.numel).all()
         reader.require(ascending, "positions are not strictly ascending below {}", layout.numel)
+        positions.clamp_(max=layout.numel - 1)
         return cls(positions, EXPONENT4.numbers(reader, exponent, codes, positions, layout, dtype), layout)
