@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from thinwire.moments.layer import Layer, Setting, per_channel
-from thinwire.moments.rows import Outer, Rows, by_pairs, parts, wide
+from thinwire.moments.rows import Outer, Rows, add_up, by_pairs, parts, wide
 
 WIDE = {"cpu": 256}
 """From so many output positions on, a convolution with a group for each sample beats unfolding (which copies the input
@@ -42,6 +42,7 @@ class Kernel:
     def unfold(self, image: Tensor) -> Tensor:
         """The numbers under the kernel at each place: (B, C, *extent) to (B, groups, C / groups · Π size, places)."""
         dimensions = len(self.size)
+        image = image.contiguous()  # from channels last, the copy below would gather number by number
         for axis, (size, stride, dilation) in enumerate(zip(self.size, self.stride, self.dilation, strict=True), 2):
             image = image.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
         positions, kernel = range(2, 2 + dimensions), range(2 + dimensions, 2 + 2 * dimensions)
@@ -103,6 +104,8 @@ class Correlation(Rows):
     def squares(self) -> Tensor:
         if by_pairs(self.positions):
             return self._outer(slice(None)).squares()
+        if self.delta.is_cuda:
+            return add_up(self._outer(part).squares() for part in self._chunks())
         return super().squares()
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import MomentError
+from thinwire.ops import outer_squares
 
 SCRATCH = {"cpu": 2**22}
 """How many numbers a temporary may hold. On a CPU 16 MiB: larger ones leave the cache and come as fresh pages from the
@@ -65,7 +66,7 @@ class Rows(ABC):
 
     def total(self) -> Tensor:
         """Σ_z c_z: what these uses give to the gradient of the batch."""
-        return _sum(self.rows(part).sum(0) for part in self._chunks())
+        return add_up(self.rows(part).sum(0) for part in self._chunks())
 
     def joined(self, uses: Sequence[Rows]) -> Rows | None:
         """These, all of this class, added sample by sample, as one of this class; None if that cannot be."""
@@ -81,16 +82,17 @@ def sum_of_squares(chunks: Iterator[Tensor]) -> Tensor:
     """
     first = next(chunks)
     if first.is_cuda:
-        return _sum(torch.linalg.vector_norm(chunk, dim=0).square_() for chunk in chain([first], chunks))
+        return add_up(torch.linalg.vector_norm(chunk, dim=0).square_() for chunk in chain([first], chunks))
     if first[0].numel() < LONG:
-        return _sum(chunk.square_().sum(0) for chunk in chain([first], chunks))
+        return add_up(chunk.square_().sum(0) for chunk in chain([first], chunks))
     squares = first[0].square()
     for row in chain(first[1:], chain.from_iterable(chunks)):
         squares.addcmul_(row, row)
     return squares
 
 
-def _sum(terms: Iterator[Tensor]) -> Tensor:
+def add_up(terms: Iterator[Tensor]) -> Tensor:
+    """The sum of at least one tensor, in the first one's place."""
     first = next(terms)
     for term in terms:
         first += term
@@ -114,7 +116,7 @@ class Formed(Rows):
         return self.formed.square().sum(0)
 
     def joined(self, uses: Sequence[Rows]) -> Rows:
-        return Formed(_sum(use.rows(slice(None)) for use in uses))
+        return Formed(add_up(use.rows(slice(None)) for use in uses))
 
 
 class Outer(Rows):
@@ -154,13 +156,15 @@ class Outer(Rows):
             return q.view(self.shape)
         if by_pairs(self.positions):
             return self._by_pairs()
+        if self.left.is_cuda:
+            return outer_squares(self.left, self.right).reshape(self.shape)
         return super().squares()
 
     def _by_pairs(self) -> Tensor:
         pairs = self.positions * (self.positions + 1) // 2
         numbers = self.left.shape[1] * pairs * (self.left.shape[3] + self.right.shape[3])
         chunks = parts(self.samples, numbers, self.left.device)
-        return _sum(self._pair_product(part) for part in chunks).reshape(self.shape)
+        return add_up(self._pair_product(part) for part in chunks).reshape(self.shape)
 
     def _pair_product(self, part: slice) -> Tensor:
         left, right = self.left[part], self.right[part]
@@ -199,7 +203,7 @@ class Several(Rows):
         self.samples, self.shape = uses[0].samples, uses[0].shape
 
     def rows(self, part: slice) -> Tensor:
-        return _sum(use.rows(part) for use in self.uses)
+        return add_up(use.rows(part) for use in self.uses)
 
     def _chunks(self) -> Iterator[slice]:
         # The finest of the uses' own slices (each use starts at sample 0 and has slices of one length).
@@ -208,7 +212,7 @@ class Several(Rows):
         return iter(finest)
 
     def total(self) -> Tensor:
-        return _sum(use.total() for use in self.uses)
+        return add_up(use.total() for use in self.uses)
 
 
 def together(uses: Sequence[Rows], parameter: str) -> Rows:

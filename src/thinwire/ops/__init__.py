@@ -182,6 +182,11 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     return implementation(reference.add_powers_, out.device.type)(out, codes, negative, alpha)
 
 
+def outer_squares(left: Tensor, right: Tensor) -> Tensor:
+    """Σ_z (left_zᵀ right_z)² over samples z: left (B, G, L, O), right (B, G, L, K), the sum (G, O, K)."""
+    return implementation(reference.outer_squares, left.device.type)(left, right)
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """A vector of booleans as bytes, lowest bit first, padded with zeros."""
     return implementation(reference.pack_bits, bits.device.type)(bits)

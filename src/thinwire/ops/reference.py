@@ -258,6 +258,11 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     return out.add_(torch.where(unpack_bits(negative, out.numel()), -step, step))
 
 
+def outer_squares(left: Tensor, right: Tensor) -> Tensor:
+    """Σ_z (left_zᵀ right_z)², elementwise: left (B, G, L, O), right (B, G, L, K), the sum (G, O, K)."""
+    return torch.matmul(left.transpose(2, 3), right).square_().sum(0)
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """A vector of booleans as bytes, lowest bit first, padded with zeros."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)

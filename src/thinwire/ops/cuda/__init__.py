@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.blocks import one_piece
-from thinwire.ops.cuda import variance, wire
+from thinwire.ops.cuda import outer, variance, wire
 from thinwire.ops.cuda.above import positions_above
 from thinwire.ops.cuda.draw import randk_indices as randk_indices
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
@@ -165,3 +165,9 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """See `reference.first_nonfinite`."""
     return reference.first_nonfinite(x, layout) if x.dtype == torch.float64 else wire.first_nonfinite(x, layout)
+
+
+@_float32_only
+def outer_squares(left: Tensor, right: Tensor) -> Tensor:
+    """See `reference.outer_squares`."""
+    return outer.outer_squares(left, right)
