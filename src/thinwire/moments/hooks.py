@@ -103,6 +103,8 @@ class Hooks:
 
     def _on_gradient(self, slot: Slot, gradient: Tensor) -> None:
         self._backward_seen = True
+        if slot.parameter.grad is None:  # nothing that this gradient will be added to: a new sum begins
+            slot.forget()
         with _plain_arithmetic(gradient.device.type):
             slot.gradient(gradient, self._turn(), self._size)
 

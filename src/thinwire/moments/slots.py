@@ -52,12 +52,15 @@ class Slot(ABC):
         self.clear()
 
     def clear(self) -> None:
+        self.forget()
+        self.turn: int | None = None
+        """The backward pass that the latest gradient came from."""
+
+    def forget(self) -> None:
+        """Drop what was added up, but not what is pending."""
         self._empty = True
         self.terms = 0
         """How many gradients were squared: samples, or micro-batches."""
-        self.samples = 0
-        self.turn: int | None = None
-        """The backward pass that the latest gradient came from."""
 
     @abstractmethod
     def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
@@ -129,7 +132,6 @@ class ExactSlot(Slot):
             self._check(rows)
         rows.squares_(*self._place())
         self.terms += rows.samples
-        self.samples += rows.samples
 
     def _check(self, rows: Rows) -> None:
         """Σ_z c_z must be the gradient: else some use of the parameter was not seen.
@@ -162,6 +164,10 @@ class MicroBatchSlot(Slot):
     def __init__(self, name: str, parameter: nn.Parameter, parts: int) -> None:
         super().__init__(name, parameter)
         self._parts = parts
+
+    def forget(self) -> None:
+        super().forget()
+        self.samples = 0
 
     def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
         if self.turn == turn:
