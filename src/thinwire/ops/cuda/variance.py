@@ -60,12 +60,16 @@ def step(
     offset = tl.arange(0, TILE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
     if (first == last) & ((t + 1).to(tl.int64) * TILE <= numel):
-        alpha = tl.load(alphas + first)
-        _step_tile(t, offset, None, alpha, total, squares, value, moment, zeta, tau, words, found, hybrid, TILE)
+        _step_tile(
+            t, offset, None, tl.load(alphas + first), total, squares, value, moment, zeta, tau, words, found,
+            hybrid, TILE,
+        )  # fmt: skip
     else:
         i = t.to(tl.int64) * TILE + offset
-        alpha = tl.load(alphas + piece_of(i, first, last, starts))
-        _step_tile(t, offset, i < numel, alpha, total, squares, value, moment, zeta, tau, words, found, hybrid, TILE)
+        _step_tile(
+            t, offset, i < numel, tl.load(alphas + piece_of(i, first, last, starts)),
+            total, squares, value, moment, zeta, tau, words, found, hybrid, TILE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count"])
