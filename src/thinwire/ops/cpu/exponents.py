@@ -131,10 +131,10 @@ def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """See `reference.nearest_powers`."""
     if values.dtype != torch.float32:
         return reference.nearest_powers(values, positions, layout)
-    source, runs, out = values.contiguous().numpy(), _runs(positions, layout), np.empty(values.numel(), np.float32)
-    tops = _tops(source, runs).numpy()
-    in_parallel(lambda _, begin, end: _round(source, runs, tops, out, begin, end), out.size)
-    return torch.from_numpy(out)
+    source, runs, out = values.contiguous().numpy(), _runs(positions, layout), torch.empty(values.numel())
+    tops, target = _tops(source, runs).numpy(), out.numpy()
+    in_parallel(lambda _, begin, end: _round(source, runs, tops, target, begin, end), source.size)
+    return out
 
 
 def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -142,10 +142,10 @@ def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[T
     if powers.dtype != torch.float32:
         return reference.exponent_codes(powers, positions, layout)
     source, runs = powers.contiguous().numpy(), _runs(positions, layout)
-    tops, packed = _tops(source, runs), np.empty((source.size + 1) // 2, np.uint8)
-    top = tops.numpy()
-    in_parallel(lambda _, begin, end: _code(source, runs, top, packed, begin, end), source.size)
-    return tops, torch.from_numpy(packed)
+    tops, packed = _tops(source, runs), torch.empty((source.size + 1) // 2, dtype=torch.uint8)
+    top, target = tops.numpy(), packed.numpy()
+    in_parallel(lambda _, begin, end: _code(source, runs, top, target, begin, end), source.size)
+    return tops, packed
 
 
 def exponent_values(
@@ -155,13 +155,14 @@ def exponent_values(
     if dtype != torch.float32:
         return reference.exponent_values(exponent, packed, positions, layout, dtype)
     source, runs, tops = packed.contiguous().numpy(), _runs(positions, layout), exponent.contiguous().numpy()
-    out, shares = np.empty(positions.numel(), np.float32), len(bounds(positions.numel())) - 1
+    out = torch.empty(positions.numel())
+    target, shares = out.numpy(), len(bounds(positions.numel())) - 1
     depths = np.tile(np.array([DEEPEST, 0]), (shares, tops.size, 1))
-    in_parallel(lambda share, begin, end: _value(source, runs, tops, out, depths[share], begin, end), out.size)
+    in_parallel(lambda share, begin, end: _value(source, runs, tops, target, depths[share], begin, end), target.size)
     least, most, some, empty = depths[..., 0].min(0), depths[..., 1].max(0), np.diff(runs) > 0, tops == NO_VALUE
     fit = (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
     declared, right = ~(some & empty).any(), np.where(some, fit, empty).all()
-    return torch.from_numpy(out), torch.tensor(bool(declared)), torch.tensor(bool(right))
+    return out, torch.tensor(bool(declared)), torch.tensor(bool(right))
 
 
 @njit(nogil=True, cache=True)
@@ -177,11 +178,11 @@ def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """See `reference.without_zeros`."""
     source, x = positions.contiguous().numpy(), values.contiguous().numpy()
     ends = np.cumsum([0, *in_parallel(lambda _, begin, end: np.count_nonzero(x[begin:end]), x.size)])
-    places, entries = np.empty(ends[-1], np.int64), np.empty(ends[-1], x.dtype)
+    places, entries = (torch.empty(int(ends[-1]), dtype=given.dtype) for given in (positions, values))
 
     def copy(share: int, begin: int, end: int) -> None:
         mine = slice(ends[share], ends[share + 1])
-        _copy_nonzero(source[begin:end], x[begin:end], places[mine], entries[mine])
+        _copy_nonzero(source[begin:end], x[begin:end], places.numpy()[mine], entries.numpy()[mine])
 
     in_parallel(copy, x.size)
-    return torch.from_numpy(places), torch.from_numpy(entries)
+    return places, entries
