@@ -151,7 +151,12 @@ class Exponent4(ValueFormat):
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
-        packed = reader.bits(4 * positions.numel())
+        return self.numbers(reader, exponent, reader.bits(4 * positions.numel()), positions, layout, dtype)
+
+    def numbers(
+        self, reader: Reader, exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
+        """What the packed codes stand for; the reader refuses what no sender writes."""
         values, declared, right = exponent_values(exponent, packed, positions, layout, dtype)
         reader.require(declared, "message sends values in a piece that it declares empty")
         reader.require(right, _EXPONENTS)
@@ -184,8 +189,8 @@ class SignOnly(ValueFormat):
         return values
 
 
-_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), Exponent4(), SignOnly())
-SIGN_ONLY = _ALL[-1]
+EXPONENT4, SIGN_ONLY = Exponent4(), SignOnly()
+_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY)
 FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY}
 """The formats a user can name."""
 
