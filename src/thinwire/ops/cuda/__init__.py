@@ -143,8 +143,6 @@ def variance_(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.variance_`."""
-    if total.numel() == 0:
-        return reference.variance_(total, squares, value, moment, layout, alphas, zeta)
     return variance.variance_(total, squares, value, moment, layout, alphas, zeta)
 
 
@@ -160,8 +158,6 @@ def variance_strom_(
     tau: float,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.variance_strom_`."""
-    if total.numel() == 0:
-        return reference.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
     return variance.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
 
 

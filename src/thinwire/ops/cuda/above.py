@@ -38,6 +38,11 @@ def positions_above(
         a, b, a.numel(), table.counts if scales is None else scales, table.starts, table.tiles, floors, words, found,
         kind, scales is not None, TILE, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
+    return places_of(words, found, launch)
+
+
+def places_of(words: Tensor, found: Tensor, launch: Launcher) -> Tensor:
+    """The places of all set bits in order; `found` has the number of them in each tile."""
     reached = found.cumsum(0)
     return spread(words, reached, int(reached[-1]), launch)
 

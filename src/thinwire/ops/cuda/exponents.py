@@ -4,7 +4,8 @@ A float32, even a denormal one, is a normal float64, whose bits then tell floor(
 integers are compared atomically, so every run gives the same bits.
 
 Bytes moved for each value: 32 to round (its position and itself, twice: the largest first), 24 1/2 to encode, 12 1/2
-to decode.
+to decode. On an H200, 5 M values of one piece, from an idle GPU: 0.32, 0.17 and 0.26 ms, most of it the host's; plain
+torch took 6.5, 4.9 and 4.7 ms, because all of them wait for one piece's maximum.
 """
 
 from __future__ import annotations

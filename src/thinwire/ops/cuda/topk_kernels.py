@@ -113,12 +113,11 @@ def sample(
 
 @triton.jit
 def note(t, chosen, words, found, TILE: tl.constexpr):
-    """One bit for each entry that is chosen, in words, and how many of them the tile has; the words."""
+    """One bit for each entry that is chosen, and how many of them the tile has."""
     row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
     bits = tl.sum(chosen.to(tl.int32) << column[None, :], 1)
     tl.store(words + t.to(tl.int64) * (TILE // 32) + row, bits)
     tl.store(found + t, tl.sum(popcount(bits)).to(tl.int64))
-    return bits
 
 
 @triton.jit
@@ -169,25 +168,18 @@ def collect(
         _collect_edge(t, first, last, a, b, numel, ratios, starts, floors, words, found, kind, scaled, TILE)
 
 
-@triton.jit
-def first_bits(words, number, reached, WORDS: tl.constexpr, TILE: tl.constexpr):
-    """A program's words, their places, and the rank of the first bit of each among all set bits."""
-    g = tl.program_id(0)
-    w = g.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    left = tl.load(words + w, mask=w < number, other=0)
-    bits = popcount(left)
-    slot = tl.cumsum(bits) - bits + w * 0
-    earlier = g * (WORDS * 32 // TILE)
-    if earlier > 0:
-        slot += tl.load(reached + earlier - 1)
-    return left, w, slot
-
-
 @triton.jit(do_not_specialize=["number", "tiles", "capacity"])
 def spread(words, number, reached, tiles, places, capacity, WORDS: tl.constexpr, TILE: tl.constexpr):
     """The places of the set bits, in order; nothing where there is no room for all. `reached` has the running sums."""
     if tl.load(reached + tiles - 1) <= capacity:
-        left, w, slot = first_bits(words, number, reached, WORDS, TILE)
+        g = tl.program_id(0)
+        w = g.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+        left = tl.load(words + w, mask=w < number, other=0)
+        bits = popcount(left)
+        slot = tl.cumsum(bits) - bits + w * 0
+        earlier = g * (WORDS * 32 // TILE)
+        if earlier > 0:
+            slot += tl.load(reached + earlier - 1)
         while tl.sum((left != 0).to(tl.int32)) > 0:
             lowest = left & -left
             tl.store(places + slot, w * 32 + popcount(lowest - 1), mask=left != 0)
