@@ -26,7 +26,7 @@ from thinwire.ops.reference import qsgd_levels as qsgd_levels
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
+    """Ascending positions as Elias-Fano words: `width` low bits each, and a map of `length` bits, as bytes."""
     return implementation(reference.pack_positions, positions.device.type)(positions, width, length)
 
 

@@ -357,11 +357,18 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place."""
+    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place.
+
+    Zeros fill both up to whole words of four bytes.
+    """
     marks = torch.zeros(length, dtype=torch.bool, device=positions.device)
     marks[(positions >> width) + torch.arange(positions.numel(), device=positions.device)] = True
     low = pack_codes(positions & ((1 << width) - 1), width) if width else marks.new_empty(0, dtype=torch.uint8)
-    return low, pack_bits(marks)
+    return _whole_words(low), _whole_words(pack_bits(marks))
+
+
+def _whole_words(packed: Tensor) -> Tensor:
+    return torch.nn.functional.pad(packed, (0, -packed.numel() % 4))
 
 
 def unpack_positions(

@@ -33,9 +33,10 @@ def size(chunks: Sequence[Chunk]) -> int:
 
 def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
     """The chunks as one message on a device, each filled up with zeros to whole words of four bytes."""
-    parts = [torch.empty(0, dtype=torch.uint8, device=device)]
-    for chunk in chunks:
-        parts += _filled_up(chunk, device)
+    parts = [part for chunk in chunks for part in _filled_up(chunk, device) if part.numel()]
+    if all(part.numel() % 4 == 0 == part.storage_offset() % 4 for part in parts):
+        words = [part.view(torch.int32) for part in parts]  # a GPU copies words four times as fast as bytes
+        return torch.cat([torch.empty(0, dtype=torch.int32, device=device), *words]).view(torch.uint8)
     return torch.cat(parts)
 
 

@@ -93,8 +93,9 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """See `reference.pack_positions`."""
-    low = torch.empty((positions.numel() * width + 7) // 8, dtype=torch.uint8)
-    bitmap = torch.zeros((length + 7) // 8, dtype=torch.uint8)
+    low = torch.empty((positions.numel() * width + 31) // 32 * 4, dtype=torch.uint8)
+    low[-4:] = 0
+    bitmap = torch.zeros((length + 31) // 32 * 4, dtype=torch.uint8)
     wire.pack(positions.numpy(), width, low.numpy(), bitmap.numpy())
     return low, bitmap
 
