@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from thinwire.moments.layer import Layer, Setting, per_channel
 from thinwire.moments.rows import Outer, Rows, by_pairs, parts, wide
+from thinwire.ops import correlation_squares_
 
 WIDE = 256
 """From so many output positions on, a convolution with a group for each sample beats unfolding (which copies the input
@@ -51,9 +52,9 @@ class Kernel:
 class Correlation(Rows):
     """The per-sample gradients of a kernel.
 
-    Three ways, by the number L of output positions: over pairs of positions where L is small (see `Outer`); by
-    unfolding the input and one matrix product a sample; and, where L is large, by a convolution of its own for each
-    sample (the weight gradient of a convolution with `groups` groups *per sample*).
+    On a GPU one kernel (see `ops`). Else three ways, by the number L of output positions: over pairs of positions
+    where L is small (see `Outer`); by unfolding the input and one matrix product a sample; and, where L is large, by a
+    convolution of its own for each sample (the weight gradient of a convolution with `groups` groups *per sample*).
     """
 
     def __init__(self, image: Tensor, delta: Tensor, kernel: Kernel, shape: tuple[int, ...]) -> None:
@@ -98,10 +99,19 @@ class Correlation(Rows):
         numbers = max(math.prod(self.shape), 0 if self.positions >= WIDE else unfolded)
         return parts(self.samples, numbers, self.delta.device)
 
-    def squares(self) -> Tensor:
-        if by_pairs(self.positions):
-            return self._outer(slice(None)).squares()
-        return super().squares()
+    def _fills_tiles(self) -> bool:
+        """Whether a GPU has a kernel for it that never writes a row, and channels enough a group to feed it."""
+        channels = self.shape[0] // self.kernel.groups
+        return self.image.is_cuda and self.image.dtype is torch.float32 and len(self.shape) <= 4 and channels >= 8
+
+    def squares_(self, out: Tensor, beta: int) -> None:
+        if self._fills_tiles():
+            kernel = self.kernel
+            correlation_squares_(out, beta, self.image, self.delta, kernel.stride, kernel.dilation, kernel.groups)
+        elif by_pairs(self.positions):
+            self._outer(slice(None)).squares_(out, beta)
+        else:
+            super().squares_(out, beta)
 
 
 class _AnyConvLayer(Layer):

@@ -59,15 +59,18 @@ class Moments:
         return self._unscaled(self._slot(name), scale).clone()
 
     def pop(self, name: str, scale: float | Tensor = 1.0) -> Tensor:
-        """q of one parameter, which is then cleared: what a comm hook asks for."""
+        """q of one parameter, which is then cleared: what a comm hook asks for.
+
+        It stays where it was added up, so the parameter's next gradient overwrites it: `take` and `of` give copies.
+        """
         slot = self._slot(name)
         q = self._unscaled(slot, scale)
         slot.clear()
         return q
 
     def take(self, scale: float | Tensor = 1.0) -> dict[str, Tensor]:
-        """q of every parameter; then all are cleared."""
-        return {name: self.pop(name, scale) for name in self._slots}
+        """A copy of q of every parameter; then all are cleared."""
+        return {name: self.pop(name, scale).clone() for name in self._slots}
 
     def terms(self, name: str) -> int:
         """How many gradients were squared for q: the n of the paper's criterion, where r² / v ≤ n."""

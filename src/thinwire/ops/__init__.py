@@ -140,6 +140,13 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     return implementation(reference.randk_indices, device.type)(key, numel, k, device)
 
 
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """out <- beta out + the sum of squared per-sample weight gradients of a convolution over a padded image."""
+    implementation(reference.correlation_squares_, out.device.type)(out, beta, image, delta, stride, dilation, groups)
+
+
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into."""
     return implementation(reference.block_norms, x.device.type)(x, layout, block, order)

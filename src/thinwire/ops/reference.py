@@ -165,6 +165,33 @@ def _unambiguous(
     return total * total > alphas.repeat_interleave(numels) * squares
 
 
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """out <- beta out + sum over z of c_z^2, where c_z is the weight gradient of sample z of a convolution.
+
+    c_z[o, c, k] = sum over l of delta_z[o, l] image_z[c, stride l + dilation k], within groups: `image` is padded, and
+    as large as needed. beta is 0 (whatever `out` holds) or 1.
+    """
+    zeros = [0] * len(stride)
+    for z in range(len(image)):
+        row = torch.ops.aten.convolution_backward(
+            delta[z : z + 1],
+            image[z : z + 1],
+            out,
+            None,
+            stride,
+            zeros,
+            dilation,
+            False,
+            zeros,
+            groups,
+            [False, True, False],
+        )[1]
+        out.addcmul_(row, row) if beta else torch.mul(row, row, out=out)
+        beta = 1
+
+
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into.
 
