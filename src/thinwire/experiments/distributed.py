@@ -15,6 +15,7 @@ from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
+from thinwire.moments import watch
 from thinwire.problems.task import Task
 
 POWERSGD_START = 2
@@ -51,7 +52,8 @@ class DistributedRun(Run):
             self.ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif self.config.method not in PEERS:
             rule = thinwire.parse(self.config.method)
-            self._handle = thinwire.attach(self.ddp, rule, self.optimizer, seed=self.config.seed)
+            moments = watch(self.ddp, rule=rule)
+            self._handle = thinwire.attach(self.ddp, rule, self.optimizer, moments=moments, seed=self.config.seed)
 
     def step(self, step: int) -> None:
         config = self.config

@@ -15,6 +15,7 @@ from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
+from thinwire.moments import Moments, watch
 from thinwire.problems.task import Task
 
 Gradients = Sequence[dict[str, Tensor]]
@@ -32,10 +33,12 @@ class SimulatedRun(Run):
         self.optimizer = OPTIMIZERS[config.optimizer](self.parameters.values(), config.lr)
         self._losses: list[float] = []
         self._steps = 0
+        self._moments: Moments | None = None
         self._simulation = None if config.method in PEERS else self._simulate()
 
     def _simulate(self) -> thinwire.Simulation:
         rule = thinwire.parse(self.config.method)
+        self._moments = watch(self.model, rule=rule)
         return thinwire.Simulation(
             self.parameters, rule, self.config.workers, optimizer=self.optimizer, seed=self.config.seed
         )
@@ -43,19 +46,21 @@ class SimulatedRun(Run):
     def step(self, step: int) -> None:
         config = self.config
         set_learning_rate_(self.optimizer, config.schedule, config.lr, step, config.steps)
-        losses, gradients = zip(*(self._worker(step, worker) for worker in range(config.workers)), strict=True)
+        steps = (self._worker(step, worker) for worker in range(config.workers))
+        losses, gradients, moments = zip(*steps, strict=True)
         self._losses.append(sum(losses) / config.workers)
         self._steps += 1
         if self._simulation is not None:
-            self._simulation.step(gradients)
+            self._simulation.step(gradients, moments)
         else:
             self._allreduce(gradients, PEER_DTYPE[config.method])
 
-    def _worker(self, step: int, worker: int) -> tuple[float, dict[str, Tensor]]:
+    def _worker(self, step: int, worker: int) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
         batch = self.task.batch(self.config.seed, step, worker, self.config.workers, self.config.batch)
         loss = self.task.loss(self.model, batch)
         gradients = torch.autograd.grad(loss, list(self.parameters.values()))
-        return float(loss.detach()), dict(zip(self.parameters, gradients, strict=True))
+        moments = {} if self._moments is None else self._moments.take()
+        return float(loss.detach()), dict(zip(self.parameters, gradients, strict=True)), moments
 
     def _allreduce(self, gradients: Gradients, dtype: torch.dtype) -> None:
         """What torch's all-reduce computes: every worker divides by n, the shares are added in `dtype`."""
