@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import MomentError
+from thinwire.ops import correlation_squares_
 
 SCRATCH = {"cpu": 2**22}
 """How many numbers a temporary may hold. On a CPU 16 MiB: larger ones leave the cache and come as fresh pages from the
@@ -66,7 +67,7 @@ class Rows(ABC):
 
     def total(self) -> Tensor:
         """Σ_z c_z: what these uses give to the gradient of the batch."""
-        return _sum(self.rows(part).sum(0) for part in self._chunks())
+        return add_up(self.rows(part).sum(0) for part in self._chunks())
 
     def joined(self, uses: Sequence[Rows]) -> Rows | None:
         """These, all of this class, added sample by sample, as one of this class; None if that cannot be."""
@@ -76,8 +77,14 @@ class Rows(ABC):
 def add_squares_(out: Tensor, beta: int, rows: Tensor) -> None:
     """out <- beta out + Σ over the rows of row², which may overwrite them.
 
-    Few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension takes three.
+    On a CPU few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension
+    takes three. A GPU's norm reads every row once: the VGG-like net's moments take 3.0 ms with it, 4.2 ms row by row
+    (H200, batch 64).
     """
+    if rows.is_cuda:
+        squares = torch.linalg.vector_norm(rows, dim=0).square_()
+        out.add_(squares) if beta else out.copy_(squares)
+        return
     if rows[0].numel() < LONG:
         squares = rows.square_().sum(0)
         out.add_(squares) if beta else out.copy_(squares)
@@ -90,7 +97,8 @@ def add_squares_(out: Tensor, beta: int, rows: Tensor) -> None:
         out.addcmul_(row, row)
 
 
-def _sum(terms: Iterator[Tensor]) -> Tensor:
+def add_up(terms: Iterator[Tensor]) -> Tensor:
+    """The sum of at least one tensor, in the first one's place."""
     first = next(terms)
     for term in terms:
         first += term
@@ -110,8 +118,12 @@ class Formed(Rows):
     def _chunks(self) -> Iterator[slice]:
         yield slice(0, self.samples)
 
+    def squares_(self, out: Tensor, beta: int) -> None:
+        squares = self.formed.square()
+        out.add_(squares.sum(0)) if beta else torch.sum(squares, 0, out=out)
+
     def joined(self, uses: Sequence[Rows]) -> Rows:
-        return Formed(_sum(use.rows(slice(None)) for use in uses))
+        return Formed(add_up(use.rows(slice(None)) for use in uses))
 
 
 class Outer(Rows):
@@ -151,8 +163,15 @@ class Outer(Rows):
             torch.addmm(flat, self.left[:, 0, 0].square().t(), self.right[:, 0, 0].square(), beta=beta, out=flat)
         elif by_pairs(self.positions):
             self._by_pairs_(out.view(self.left.shape[1], self.left.shape[3], -1), beta)
+        elif self.left.is_cuda:
+            self._by_kernel_(out, beta)
         else:
             super().squares_(out, beta)
+
+    def _by_kernel_(self, out: Tensor, beta: int) -> None:
+        """As a convolution over the positions, with a kernel of one number."""
+        left, right = (t.transpose(2, 3).flatten(1, 2) for t in (self.left, self.right))
+        correlation_squares_(out.view(left.shape[1], -1, 1), beta, right, left, (1,), (1,), self.left.shape[1])
 
     def _by_pairs_(self, out: Tensor, beta: int) -> None:
         pairs = self.positions * (self.positions + 1) // 2
@@ -199,7 +218,7 @@ class Several(Rows):
         self.samples, self.shape = uses[0].samples, uses[0].shape
 
     def rows(self, part: slice) -> Tensor:
-        return _sum(use.rows(part) for use in self.uses)
+        return add_up(use.rows(part) for use in self.uses)
 
     def _chunks(self) -> Iterator[slice]:
         # The finest of the uses' own slices (each use starts at sample 0 and has slices of one length).
@@ -208,7 +227,7 @@ class Several(Rows):
         return iter(finest)
 
     def total(self) -> Tensor:
-        return _sum(use.total() for use in self.uses)
+        return add_up(use.total() for use in self.uses)
 
 
 def together(uses: Sequence[Rows], parameter: str) -> Rows:

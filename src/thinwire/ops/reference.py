@@ -159,7 +159,7 @@ def _unambiguous(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor
 ) -> Tensor:
     """r <- r + g; v <- v + q; where r^2 > alpha v (VGC, Tsuzuku et al. 2018, criterion 3)."""
-    numels = torch.tensor([piece.numel for piece in layout.pieces], device=total.device)
+    numels = torch.tensor([piece.numel for piece in layout.pieces], dtype=torch.int64, device=total.device)
     total.add_(value)
     squares.add_(moment)
     return total * total > alphas.repeat_interleave(numels) * squares

@@ -27,6 +27,8 @@ from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 from thinwire.ops.cpu.threads import in_parallel
+from thinwire.ops.cpu.variance import variance_ as variance_
+from thinwire.ops.cpu.variance import variance_strom_ as variance_strom_
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

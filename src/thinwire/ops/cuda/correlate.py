@@ -7,7 +7,10 @@ in the weight gradient itself. Few tiles are shared out by samples, and the shar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,7 +19,9 @@ from torch import Tensor
 
 from thinwire.ops.cuda.launch import aligned, launcher
 
-TILE_OUT, TILE_KERNEL, TILE_PLACES = 64, 64, 32
+Shape = tuple[int, ...]
+
+TILE_OUT, TILE_KERNEL, TILE_PLACES = 64, 128, 16
 ENOUGH = 1056
 """So many programs keep 132 multiprocessors busy; fewer tiles are shared out by samples."""
 
@@ -61,35 +66,54 @@ def _correlate(
     tl.store(partial + tl.program_id(2) * numbers + where, total, mask=some_o[:, None] & some_k[None, :])
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How the work on one set of shapes is shared out, and what the kernel is told of them."""
+
+    grid: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    places: int
+
+    @property
+    def shares(self) -> int:
+        return self.grid[2]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    image: Shape, delta: Shape, out: Shape, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> Plan:
+    samples, outputs_a_group, numbers_a_group = delta[0], out[0] // groups, math.prod(out[1:])
+    tiles = triton.cdiv(outputs_a_group, TILE_OUT) * triton.cdiv(numbers_a_group, TILE_KERNEL)
+    share = triton.cdiv(samples, min(samples, triton.cdiv(ENOUGH, tiles * groups)))
+    sizes = (
+        samples, share, image[1], *_plane(image), out[0], delta[-1],
+        *_plane(out), *_pair(stride), *_pair(dilation), outputs_a_group, image[1] // groups,
+    )  # fmt: skip
+    return Plan((tiles, groups, triton.cdiv(samples, share)), sizes, math.prod(delta[2:]))
+
+
 def correlation_squares_(
     out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> None:
     """See `reference.correlation_squares_`; for one or two spatial dimensions in float32."""
     image, delta = image.contiguous(), delta.contiguous()
-    (height, width), (out_height, out_width), kernel = (_plane(t) for t in (image, delta, out))
-    samples, outputs_a_group = len(delta), len(out) // groups
-    numbers_a_group = out[0].numel()
-    tiles = triton.cdiv(outputs_a_group, TILE_OUT) * triton.cdiv(numbers_a_group, TILE_KERNEL)
-    share = triton.cdiv(samples, min(samples, triton.cdiv(ENOUGH, tiles * groups)))
-    shares = triton.cdiv(samples, share)
-    alone = shares == 1 and beta == 0
-    partial = out if alone else torch.empty(shares, *out.shape, dtype=out.dtype, device=out.device)
+    plan = _plan(image.shape, delta.shape, out.shape, tuple(stride), tuple(dilation), groups)
+    alone = plan.shares == 1 and beta == 0
+    partial = out if alone else torch.empty(plan.shares, *out.shape, dtype=out.dtype, device=out.device)
     precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    shapes = (tuple(image.shape), tuple(delta.shape), tuple(out.shape), tuple(stride), tuple(dilation))
-    launch = launcher("correlate", shapes, groups, precision, aligned(image, delta, partial))
+    launch = launcher("correlate", plan, precision, aligned(image, delta, partial))
     launch(
-        "correlate", _correlate, (tiles, groups, shares),
-        image, delta, partial, samples, share, image.shape[1], height, width, len(out), out_width,
-        *kernel, *_pair(stride), *_pair(dilation), outputs_a_group, image.shape[1] // groups,
-        out_height * out_width, precision, TILE_OUT, TILE_KERNEL, TILE_PLACES, num_warps=4, num_stages=3,
+        "correlate", _correlate, plan.grid, image, delta, partial, *plan.sizes,
+        plan.places, precision, TILE_OUT, TILE_KERNEL, TILE_PLACES, num_warps=4, num_stages=3,
     )  # fmt: skip
     if not alone:
         torch.sum(partial, 0, out=out) if beta == 0 else out.add_(partial.sum(0))
 
 
-def _plane(t: Tensor) -> tuple[int, int]:
+def _plane(shape: Shape) -> tuple[int, int]:
     """Height and width; one dimension is a plane of height 1."""
-    return (1, t.shape[2]) if t.dim() == 3 else (t.shape[2], t.shape[3])
+    return (1, shape[2]) if len(shape) == 3 else (shape[2], shape[3])
 
 
 def _pair(numbers: Sequence[int]) -> tuple[int, int]:
