@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
-from thinwire.payload.pieces import counts_of, lengths
+from thinwire.ops.blocks import shares_of
 from thinwire.schedule import is_number
 from thinwire.text import Named
 
@@ -44,6 +44,5 @@ class Target(Named):
 
     def move_(self, alphas: Tensor, positions: Tensor, layout: Layout) -> None:
         """alpha of each piece, after `positions` were sent, in place."""
-        share = counts_of(positions, layout).to(alphas.dtype) / lengths(layout, alphas.device).clamp(min=1)
-        factor = 1 + self.gain * (self.ratio * share - 1)
+        factor = 1 + self.gain * (self.ratio * shares_of(positions, layout, alphas.dtype) - 1)
         alphas.mul_(factor.clamp_(0.5, 2)).clamp_(self.start / 16, self.start * 16)

@@ -98,7 +98,7 @@ def _stepped(
         def search(begin: int, end: int, *buffers: Any) -> tuple[int, int]:
             return _step(r, v, g, q, parts, decay, level, begin, end, *buffers)
 
-        return found(search, r.size, [r.dtype, r.dtype])
+        return found(search, r.size, total.dtype, total.dtype)
 
 
 def variance_(
