@@ -61,7 +61,7 @@ class VGC(Criterion):
         sent = Sparse.rounded(chosen, values, layout, value_format(self.values), counted=False)
         if sent.elements < len(chosen) and not self.drop_small:
             r[chosen], v[chosen] = values, self.zeta * squares
-            r.index_fill_(0, sent.positions, 0), v.index_fill_(0, sent.positions, 0)
+            r[sent.positions], v[sent.positions] = 0, 0
         self.steer_(sent.positions, layout, state)
         return Words.of(sent) if self.positions == "word" else sent
 
