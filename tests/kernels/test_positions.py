@@ -67,3 +67,19 @@ def test_positions_that_do_not_ascend_from_one_thread_to_the_next_are_found(
         codes = reference.unpack_codes(low, WIDTH, COUNT)
         codes[2 * pair : 2 * pair + 2] = torch.tensor([1, 0])
         assert not _agree(name, device, reference.pack_codes(codes, WIDTH), bitmap, NUMEL)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+@pytest.mark.parametrize(("numel", "count", "width"), [(1, 1, 0), (40, 40, 0), (1000, 100, 3), (100_000, 30_000, 1)])
+def test_every_back_end_sums_gaps_and_undoes_it(
+    name: str | None, device: str, numel: int, count: int, width: int
+) -> None:
+    positions = torch.randperm(numel, generator=torch.Generator().manual_seed(numel))[:count].sort().values
+    expected = reference.sums_of_gaps(positions, width)
+    with ops.backend(name) if name else nullcontext():
+        sums = ops.sums_of_gaps(positions.to(device), width)
+        assert torch.equal(sums.cpu(), expected)
+        back = ops.positions_of_sums_(sums, width)
+    assert back is sums
+    assert torch.equal(back.cpu(), positions)
+    assert torch.equal(reference.positions_of_sums_(expected, width), positions)

@@ -27,6 +27,8 @@ from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 from thinwire.ops.cpu.wire import add_at_ as add_at_
 from thinwire.ops.cpu.wire import add_each_at_ as add_each_at_
 from thinwire.ops.cpu.wire import pack_positions as pack_positions
+from thinwire.ops.cpu.wire import positions_of_sums_ as positions_of_sums_
+from thinwire.ops.cpu.wire import sums_of_gaps as sums_of_gaps
 from thinwire.ops.cpu.wire import unpack_positions as unpack_positions
 
 
