@@ -17,12 +17,15 @@ from thinwire.engines.simulate import Simulation as Simulation
 from thinwire.engines.simulate import simulate as simulate
 from thinwire.feedback import EF21 as EF21
 from thinwire.feedback import EF21SGDM as EF21SGDM
+from thinwire.feedback import VGC as VGC
 from thinwire.feedback import EControl as EControl
 from thinwire.feedback import EF21Plus as EF21Plus
 from thinwire.feedback import Feedback as Feedback
+from thinwire.feedback import Hybrid as Hybrid
 from thinwire.feedback import MemSGD as MemSGD
 from thinwire.feedback import Plain as Plain
 from thinwire.feedback import Route as Route
+from thinwire.feedback import Target as Target
 from thinwire.layout import Layout as Layout
 from thinwire.ops import Key as Key
 from thinwire.schedule import Warmup as Warmup

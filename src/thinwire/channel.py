@@ -68,6 +68,8 @@ class Outgoing:
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
+    elements: int | None
+    """How many numbers the message holds, where its formats count them."""
 
 
 @dataclass(frozen=True)
@@ -134,29 +136,36 @@ class Channel:
         step_sizes: Mapping[str, float] | None = None,
         scale: float = 1.0,
         used: Sequence[bool] | None = None,
+        moment: Tensor | None = None,
         measure: bool = False,
     ) -> Outgoing:
         """This worker's message for one bucket: `flat` holds its gradients, times `scale`, and is left as it is.
 
-        Parameters that no rank used, or whose step size is zero where the rule needs it, take no part: their state
-        stays as it is.
+        `moment` holds the second moments where a rule needs them (zeros elsewhere), laid out alike but *not* scaled;
+        one that is not finite is treated as such a gradient is. Parameters that no rank used, or whose step size is
+        zero where the rule needs it, take no part: their state stays as it is.
         """
         parts = self._parts(layout, step_sizes, used)
         flag = first_nonfinite(flat, layout)
+        if moment is not None:
+            flag = torch.where(flag == FINITE, first_nonfinite(moment, layout), flag)
         if not flat.is_cuda and int(flag) != FINITE:  # on a GPU nobody waits to know: whatever is sent is refused
-            flat = torch.zeros_like(flat)
+            flat, moment = torch.zeros_like(flat), None if moment is None else torch.zeros_like(moment)
         body: list[Chunk] = []
         norms: dict[str, Norms] = {}
         fixed = True
+        elements: int | None = 0
         for part in parts:
-            payload, signal = self._send_part(part, flat, layout, step_sizes, scale)
+            signal = self._signal(part, flat, moment, layout, step_sizes, scale)
+            payload = self._send_part(part, signal)
             if measure:
                 norms |= self._measure(part, signal)
             chunks = chunks_of(payload)
             body += [fields("Q", size(chunks)), *chunks]
             fixed = fixed and payload.fixed
+            elements = None if elements is None or payload.elements is None else elements + payload.elements
         digest = self._digest(layout, parts)
-        return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms)
+        return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms, elements)
 
     def _parts(
         self, layout: Layout, step_sizes: Mapping[str, float] | None, used: Sequence[bool] | None
@@ -170,14 +179,28 @@ class Channel:
                 groups.setdefault((rule, piece.name not in self.started), []).append(place)
         return tuple(_part(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
 
-    def _send_part(
-        self, part: Part, flat: Tensor, layout: Layout, step_sizes: Mapping[str, float] | None, scale: float
-    ) -> tuple[Payload, Signal]:
-        value = part.take(flat, layout, self._dtype(part), scale)
-        signal = Signal(value, self._rescale(part, step_sizes), part.first)
+    def _signal(
+        self,
+        part: Part,
+        flat: Tensor,
+        moment: Tensor | None,
+        layout: Layout,
+        step_sizes: Mapping[str, float] | None,
+        scale: float,
+    ) -> Signal:
+        dtype = self._dtype(part)
+        needed = moment if Need.MOMENTS in part.rule.needs else None
+        return Signal(
+            value=part.take(flat, layout, dtype, scale),
+            rescale=self._rescale(part, step_sizes),
+            first=part.first,
+            moment=None if needed is None else part.take(needed, layout, dtype, 1.0),
+        )
+
+    def _send_part(self, part: Part, signal: Signal) -> Payload:
         self.worker.remember(part.layout)
         self._sent.append(part)
-        return part.rule.send(signal, part.layout, self.worker.bind(part.layout), self._key()), signal
+        return part.rule.send(signal, part.layout, self.worker.bind(part.layout), self._key())
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Previous step size / this one, for each piece; remembers this one for the next step."""

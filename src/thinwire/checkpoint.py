@@ -26,7 +26,7 @@ def _key(name: str, slot: Slot, rank: int) -> str:
 
 
 def _shape(channel: Channel, name: str, slot: Slot, workers: int) -> tuple[int, ...]:
-    shape = channel.parameters[name].shape
+    shape = () if slot.single else channel.parameters[name].shape
     return (workers, *shape) if slot.copies else shape
 
 
@@ -97,7 +97,7 @@ def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) ->
         for name in channel.parameters:
             for slot in store.slots_of(name):
                 view = store.view(name, slot.name)
-                saved = view.new_zeros(()) if reset else _slot(channel, state, name, slot, workers)
+                saved = view.new_full((), slot.initial) if reset else _slot(channel, state, name, slot, workers)
                 fresh[place, name, slot.name] = saved.to(view.device, view.dtype)
     return lambda: _commit_(channel, state, fresh, reset)
 

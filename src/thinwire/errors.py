@@ -63,8 +63,8 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
         where = f"in parameter {parameter!r} at step {step}; no rank's state has advanced"
         if rank is not None:
             text = (
-                f"rank {rank} computed a gradient with NaN or infinity {where}. Drop the step (optimizer.zero_grad()) "
-                'and go on, or attach with nonfinite="skip" so that a gradient scaler skips it'
+                f"rank {rank} computed a gradient (or squares of one) with NaN or infinity {where}. Drop the step "
+                '(optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a gradient scaler skips it'
             )
         else:
             text = (

@@ -110,6 +110,13 @@ class Group:
         dist.all_reduce(summed, op=dist.ReduceOp.MAX, group=self.group)
         return summed > 0
 
+    def least(self, numbers: Tensor) -> Tensor:
+        """For each place, the least number of any rank; waits for the answer."""
+        least = numbers.clone()
+        self._in_use.append(least)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self.group)
+        return least
+
     def agree(self, item: object) -> list[Any]:
         """Every rank's item, in rank order; waits for all."""
         items: list[Any] = [None] * self.size

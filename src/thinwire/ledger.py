@@ -13,15 +13,24 @@ class Ledger:
     """One worker's account. Bytes are counted at every step; norms are measured at every `every`-th (0: never).
 
     `sent` is what left the worker: an all-gather of messages of B bytes among n workers sends (n - 1) B, a ring
-    all-reduce of D bytes 2 (n - 1) / n D. Ratios compare the two, so they shrink as workers are added, as the traffic
-    really does.
+    all-reduce of D bytes 2 (n - 1) / n D. `ratio_fp32` and `ratio_bf16` compare the two, so they shrink as workers are
+    added, as the traffic really does. Three ratios do not depend on how messages are gathered:
+
+    ratio_elements    c = N over the numbers in a worker's message: what VGC's paper calls the compression ratio
+    ratio_message     4 N over the bytes of that message, with all that stands around the numbers
+    ratio_effective   2 (n - 1) c / n^2: ring all-reduce over pipelined all-gather, by the paper's cost model
+
+    The first and the third are there where the message's format counts its numbers.
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:
         self.workers, self.every = workers, every
         self.steps = 0
         self.skipped = 0
-        self._total = dict.fromkeys(("message_bytes", "sent_bytes", "received_bytes", "numbers"), 0)
+        self._counts_elements = True
+        self._total: dict[str, float] = dict.fromkeys(
+            ("message_bytes", "sent_bytes", "received_bytes", "numbers", "elements"), 0
+        )
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
@@ -30,12 +39,14 @@ class Ledger:
         """Whether norms are measured at this step."""
         return self.every > 0 and step % self.every == 0
 
-    def add(self, traffic: Traffic, numbers: int, norms: Mapping[str, Norms]) -> None:
-        """Book one exchange."""
+    def add(self, traffic: Traffic, numbers: int, norms: Mapping[str, Norms], elements: float | None = None) -> None:
+        """Book one exchange of so many numbers, of which so many were sent (None: the format does not count them)."""
         self._step["message_bytes"] += traffic.message
         self._step["sent_bytes"] += traffic.sent
         self._step["received_bytes"] += traffic.received
         self._step["numbers"] += numbers
+        self._step["elements"] += elements or 0
+        self._counts_elements = self._counts_elements and elements is not None
         self._norms.update(norms)
 
     def finish(self, *, skipped: bool) -> None:
@@ -58,16 +69,24 @@ class Ledger:
         """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""
         return {name: _ratio([norms]) for name, norms in self._norms.items()}
 
-    def _account(self, counts: Mapping[str, int]) -> dict[str, float]:
+    def _account(self, counts: Mapping[str, float]) -> dict[str, float]:
         account: dict[str, float] = {key: counts[key] for key in ("message_bytes", "sent_bytes", "received_bytes")}
         for label, width in (("fp32", 4), ("bf16", 2)):
-            dense = allreduce_bytes(width * counts["numbers"], self.workers)
+            dense = allreduce_bytes(width * int(counts["numbers"]), self.workers)
             account[f"dense_{label}_bytes"] = dense
-            account[f"ratio_{label}"] = dense / account["sent_bytes"] if account["sent_bytes"] else math.nan
+            account[f"ratio_{label}"] = _over(dense, account["sent_bytes"])
+        account["ratio_message"] = _over(4 * counts["numbers"], counts["message_bytes"])
+        if self._counts_elements:
+            ratio, n = _over(counts["numbers"], counts["elements"]), self.workers
+            account |= {"ratio_elements": ratio, "ratio_effective": 2 * (n - 1) * ratio / n**2 if n > 1 else math.nan}
         return account
 
     def _residual(self) -> dict[str, float]:
         return {"residual_ratio": _ratio(list(self._norms.values()))}
+
+
+def _over(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
 
 
 def _ratio(norms: list[Norms]) -> float:

@@ -17,15 +17,30 @@ from thinwire.compressors import (
     TopK,
 )
 from thinwire.errors import ConfigError, SpecError
-from thinwire.feedback import EF21, EF21SGDM, EControl, EF21Plus, MemSGD, Plain, Route, Rule, as_rule
+from thinwire.feedback import (
+    EF21,
+    EF21SGDM,
+    VGC,
+    EControl,
+    EF21Plus,
+    Hybrid,
+    MemSGD,
+    Plain,
+    Route,
+    Rule,
+    Target,
+    as_rule,
+)
 from thinwire.schedule import Warmup
 from thinwire.text import Named
 
 COMPRESSORS: dict[str, type[Named]] = {
     kind.name: kind for kind in (Identity, TopK, RandK, HardThreshold, Strom, ScaledSign, QSGD, Natural, Contractive)
 }
-RULES: dict[str, type[Named]] = {kind.name: kind for kind in (Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl, Route)}
-NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup}
+RULES: dict[str, type[Named]] = {
+    kind.name: kind for kind in (Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl, VGC, Hybrid, Route)
+}
+NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup, Target.name: Target}
 """Every name that the text form knows."""
 
 

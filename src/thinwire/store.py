@@ -37,7 +37,7 @@ class ParameterInfo:
 
 
 class Store:
-    """Named vectors for each parameter, zero at first, which exist from construction with the same keys on every rank.
+    """Named vectors for each parameter, which exist from construction with the same keys on every rank.
 
     `bind(layout)` gives each slot as one flat tensor in that layout's order. A new layout (DDP cuts its buckets anew
     after the first step) is filled from the old one, parameter by parameter.
@@ -50,15 +50,15 @@ class Store:
         self.parameters = parameters
         self._slots = slots
         self._views: dict[str, dict[str, Tensor]] = {
-            name: {slot.name: self._zeros(slot, info.numel, info) for slot in slots[name]}
-            for name, info in parameters.items()
+            name: {slot.name: self._start(slot, info) for slot in slots[name]} for name, info in parameters.items()
         }
         self._bound: dict[Layout, dict[str, Tensor]] = {}
         self._shadows: dict[Layout, dict[str, Tensor]] = {}
 
-    def _zeros(self, slot: Slot, numel: int, info: ParameterInfo) -> Tensor:
+    def _start(self, slot: Slot, info: ParameterInfo) -> Tensor:
+        numel = 1 if slot.single else info.numel
         shape = (self.workers, numel) if slot.copies else (numel,)
-        return torch.zeros(shape, dtype=info.state_dtype, device=info.device)
+        return torch.full(shape, slot.initial, dtype=info.state_dtype, device=info.device)
 
     def slots_of(self, name: str) -> Sequence[Slot]:
         return self._slots[name]
@@ -68,7 +68,7 @@ class Store:
         return self._views[name][slot]
 
     def bind(self, layout: Layout) -> dict[str, Tensor]:
-        """Each slot of these parameters as one flat tensor."""
+        """Each slot of these parameters as one flat tensor, parameter after parameter."""
         if layout not in self._bound:
             self._repack(layout)
         return self._bound[layout]
@@ -81,7 +81,8 @@ class Store:
         flats: dict[str, Tensor] = {}
         for slot in self._slots[layout.pieces[0].name] if layout.pieces else ():
             flats[slot.name] = torch.cat([self._views[p.name][slot.name] for p in layout.pieces], dim=-1)
-            for piece, view in layout.views(flats[slot.name]):
+            views = torch.split(flats[slot.name], [1 if slot.single else p.numel for p in layout.pieces], dim=-1)
+            for piece, view in zip(layout.pieces, views, strict=True):
                 self._views[piece.name][slot.name] = view
         self._bound[layout] = flats
 

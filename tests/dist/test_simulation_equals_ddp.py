@@ -20,6 +20,10 @@ MATRIX = [
     for rule in RULES
     for compressor in COMPRESSORS
     for accumulate in (1, 2)
+] + [
+    Run(rule, accumulate=accumulate)
+    for rule in ("vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full)", "hybrid(0.01)")
+    for accumulate in (1, 3)
 ]
 
 
@@ -103,6 +107,18 @@ CIRCUMSTANCES = {
     "half floats": Run("ef21(topk(0.2, values=float16))"),
     "less than one": Run("memsgd(randk(count=0.3))"),
     "natural": Run("plain(natural())"),
+    "vgc, one large bucket": Run("vgc()", ddp={"bucket_cap_mb": 25}),
+    "vgc, static graph": Run("vgc(1.0)", ddp={"static_graph": True, "bucket_cap_mb": 0.001}),
+    "vgc, bucket views": Run(
+        "hybrid(0.01)", accumulate=2, ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}
+    ),
+    "vgc, unused at times": Run("vgc(1.0)", network=Branching, ddp={"find_unused_parameters": True}),
+    "vgc, unused by one": Run("vgc(1.0)", network=OneSided, ddp={"find_unused_parameters": True}),
+    "vgc, never used, static": Run("hybrid(0.01)", network=NeverUsed, ddp={"static_graph": True}),
+    "vgc, tied and frozen": Run("vgc(1.0)", network=Tied),
+    "vgc, bfloat16": Run("vgc(1.0)", dtype=torch.bfloat16),
+    "vgc, float64": Run("vgc(1.0, drop_small=True)", dtype=torch.float64),
+    "vgc on a route": Run("route({'0.*': vgc(1.0), '2.*': ef21(topk(0.2)), '*': hybrid(0.01)}, min_numel=20)"),
     "per bucket": Run("memsgd(topk(0.1, per=bucket))", ddp={"bucket_cap_mb": 25}, steps=1),
 }
 
@@ -141,7 +157,7 @@ def test_every_circumstance(name: str, circumstances: dict[str, list[Parameters]
 
 
 def test_a_world_of_one(tmp_path: Path) -> None:
-    runs = [Run("memsgd(topk(0.1))"), Run("ef21plus(topk(0.1))"), Run("memsgd(strom(0.02))")]
+    runs = [Run("memsgd(topk(0.1))"), Run("ef21plus(topk(0.1))"), Run("memsgd(strom(0.02))"), Run("vgc(1.0)")]
     (done,) = run_world(1, train_all, runs, folder=tmp_path)
     for run, trained in zip(runs, done, strict=True):
         assert not list(differences(train_simulated(run, 1), trained))

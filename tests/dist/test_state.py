@@ -25,6 +25,9 @@ RULES = [
     "ef21plus(topk(0.1))",
     "ef21sgdm(randk(0.1, shared=True))",
     "econtrol(sign())",
+    "vgc(1.0)",
+    "vgc(target(10))",
+    "hybrid(0.01)",
 ]
 HALF = 10
 
@@ -81,14 +84,14 @@ def resized(rank: int, size: int, folder: str, old: int) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
 def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Path) -> None:
-    """Memory: the mean of the memories. EF21's family: the common mean, and the mean of the locals equal to it."""
+    """Memory, VGC: the mean of the memories. EF21's family: the common mean, and the mean of the locals equal to it."""
     run_world(old, saved_half, str(tmp_path), folder=tmp_path)
     by_rank = run_world(new, resized, str(tmp_path), old, folder=tmp_path)
     for place, rule in enumerate(RULES):
         states = [s[place] for s in by_rank]
         past = [torch.load(tmp_path / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
         slots = {key.split("/")[0] for key in past[0]["slots"]}
-        for slot in slots & {"error", "momentum"}:
+        for slot in slots & {"error", "momentum", "total", "squares", "alpha"}:
             before, after = mean_of(past, slot), mean_of(states, slot)
             assert all(torch.allclose(before[n], after[n], rtol=2.0**-23, atol=0) for n in before), (rule, slot)
         if "mean" in slots:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire.feedback import Need, rule_of
+from thinwire.moments import Moments, watch
 
 Parameters = dict[str, Tensor]
 
@@ -56,6 +58,13 @@ def loss_of(model: nn.Module, run: Run, step: int, worker: int, micro: int) -> T
     return nn.functional.cross_entropy(model(x.to(run.dtype)).float(), y) / run.accumulate
 
 
+def moments_of(run: Run, model: nn.Module) -> Moments | None:
+    """The second moments of the model, where the run's rule needs any."""
+    rule, named = thinwire.parse(run.rule), getattr(model, "module", model).named_parameters()
+    needy = any(Need.MOMENTS in rule_of(rule, name, p.numel()).needs for name, p in named)
+    return watch(model) if needy else None
+
+
 def train_ddp(
     rank: int, run: Run, *, resume: tuple[int, Any] | None = None, until: int | None = None
 ) -> tuple[Parameters, thinwire.Handle, torch.optim.Optimizer]:
@@ -63,7 +72,7 @@ def train_ddp(
     model = run.network().to(run.dtype)
     ddp = DistributedDataParallel(model, **run.ddp)
     optimizer, schedule = optimizer_of(run, model)
-    handle = thinwire.attach(ddp, thinwire.parse(run.rule), optimizer)
+    handle = thinwire.attach(ddp, thinwire.parse(run.rule), optimizer, moments=moments_of(run, ddp))
     start = 0
     if resume is not None:
         start = resume[0]
@@ -96,8 +105,13 @@ def train_simulated(run: Run, workers: int) -> Parameters:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer, schedule = optimizer_of(run, model)
     simulation = thinwire.Simulation(trained, thinwire.parse(run.rule), workers, optimizer=optimizer)
+    moments = moments_of(run, model)
     for step in range(run.steps):
-        result = simulation.exchange([_gradients(model, trained, run, step, worker) for worker in range(workers)])
+        gradients, squares = [], []
+        for worker in range(workers):
+            gradients.append(_gradients(model, trained, run, step, worker))
+            squares.append({} if moments is None else moments.take())
+        result = simulation.exchange(gradients, moments=squares)
         for name, parameter in trained.items():
             parameter.grad = result.get(name)
         if run.clip is not None:

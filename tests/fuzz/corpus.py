@@ -11,10 +11,12 @@ from torch import Tensor
 from thinwire import (
     EF21,
     QSGD,
+    VGC,
     Compressor,
     EF21Plus,
     Feedback,
     HardThreshold,
+    Hybrid,
     Identity,
     Key,
     Layout,
@@ -28,7 +30,7 @@ from thinwire import (
     TopK,
 )
 from thinwire.channel import Channel, Outgoing, Part
-from thinwire.payload import Empty, Flagged, Payload, Reader, chunks_of
+from thinwire.payload import Empty, Flagged, Payload, Reader, Words, chunks_of
 from thinwire.payload.message import Chunk, join
 
 CPU = torch.device("cpu")
@@ -81,6 +83,7 @@ def samples() -> list[Sample]:
 def _payloads(layout: Layout, dtype: torch.dtype) -> list[Payload]:
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(layout.numel), dtype=torch.float64).to(dtype)
     made = [compressor(x, layout, KEY) for compressor in COMPRESSORS]
+    made += [Words.of(TopK(share, values="exponent4")(x, layout, KEY)) for share in (0.5, 0.1)]
     flags = torch.arange(len(layout.pieces)) % 2 == 0
     return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, -2))]
 
@@ -124,6 +127,9 @@ RULES: list[Feedback | Route] = [
     Plain(QSGD(4, 3)),
     Plain(Natural()),
     Plain(Identity()),
+    VGC(1.0),
+    VGC(1.0, positions="word"),
+    Hybrid(0.5),
     Route({"a": EF21(TopK(0.2)), "b": Identity(), "*": MemSGD(TopK(0.2, values="float16"))}, min_numel=0),
 ]
 
@@ -191,7 +197,7 @@ def _link(rule: Feedback | Route, steps: int, size: int) -> Link:
 
 def _send(end: Channel, layout: Layout, seed: int) -> Outgoing:
     gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed))
-    return end.send(layout, gradient, step_sizes=dict.fromkeys(SHAPES, 0.1))
+    return end.send(layout, gradient, step_sizes=dict.fromkeys(SHAPES, 0.1), moment=gradient.square() / 2)
 
 
 def _places(end: Channel, sent: Outgoing, message: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:

@@ -43,6 +43,12 @@ SPECS = [
     "ef21plus(topk(0.1))",
     "ef21sgdm(topk(0.1), eta=0.3)",
     "econtrol(topk(0.1), eta=0.3)",
+    "vgc()",
+    "vgc(1.0, values=full)",
+    "vgc(target(4), positions=word)",
+    "vgc(2.0, zeta=0.9, drop_small=True)",
+    "hybrid(0.5)",
+    "route({'w': vgc(1.0), '*': memsgd(topk(0.4))}, min_numel=2)",
     "route({'b': memsgd(topk(0.4)), '*': ef21(topk(0.1))}, min_numel=2)",
 ]
 SHAPES = {"w": (6, 5), "b": (5,), "s": (1,)}
@@ -62,6 +68,11 @@ def target(worker: int) -> dict[str, Tensor]:
     return {name: (_ramp(name, 5, 11 * worker, 13) - 6) / 3 for name in SHAPES}
 
 
+def moment(name: str, pull: Tensor) -> Tensor:
+    """A second moment with r^2 / v from 1/4 to 9/4 in the first step, for rules that need one."""
+    return pull.square() * 4 / (2 * _ramp(name, 2, 1, 5) + 1)
+
+
 def run(spec: str) -> dict[str, object]:
     """40 steps on three quadratics with a step size that drops once."""
     x = {name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
@@ -78,7 +89,7 @@ def run(spec: str) -> dict[str, object]:
             for a, b in zip(curvatures, targets, strict=True)
             for n in x
         ]
-        simulation.step(pulls)
+        simulation.step(pulls, [{n: moment(n, pull) for n, pull in own.items()} for own in pulls])
         if step % EVERY == 0 or step == STEPS - 1:
             last = simulation.ledger.last_step()
             kept = {"residual_ratio": last["residual_ratio"], "message_bytes": last["message_bytes"]}

@@ -6,12 +6,14 @@ from thinwire import (
     EF21,
     EF21SGDM,
     QSGD,
+    VGC,
     Compressor,
     Contractive,
     EControl,
     EF21Plus,
     Feedback,
     HardThreshold,
+    Hybrid,
     Identity,
     MemSGD,
     Natural,
@@ -19,6 +21,7 @@ from thinwire import (
     RandK,
     ScaledSign,
     Strom,
+    Target,
     TopK,
     Warmup,
 )
@@ -72,4 +75,14 @@ def rules(compressor: Compressor) -> list[Feedback]:
     ]
 
 
-METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8))]
+CRITERIA: list[Feedback] = [
+    VGC(),
+    VGC(1.0, zeta=1.0, values="full"),
+    VGC(Warmup(0.1, 2.0, 4), values="float16"),
+    VGC(Target(20), drop_small=True),
+    VGC(2.0, positions="word"),
+    Hybrid(0.25),
+    Hybrid(Warmup(0.01, 0.5, 3), alpha=Target(5.0, start=1.0, gain=0.2), zeta=0.9),
+]
+
+METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8)), *CRITERIA]

@@ -31,6 +31,11 @@ COMMANDS = {
     "train": TRAINING | SETTINGS | {"--method", "--seed"},
     "compare": TRAINING | SETTINGS | {"--seeds"},
     "report": {"--out", "--debug"},
+    "reproduce": set(),
+    "reproduce vgc": {
+        *("--optimizer", "--methods", "--epochs", "--seeds", "--data", "--device", "--small"),
+        *("--json", "--resume", "--out", "--page", "--debug"),
+    },
     "info": set(),
 }
 
@@ -54,7 +59,7 @@ def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
         yield from commands_of(command, f"{prefix}{name} ") if hasattr(command, "commands") else ()
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("bench", "reproduce")])
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
     assert f"thinwire {command}" in capsys.readouterr().out.partition("Usage")[2].partition("\n")[2]

@@ -54,7 +54,10 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"lr": float("nan")}, "lr must be a finite number above 0, got nan"),
         ({"engine": "mpi"}, "engine must be one of ddp, sim, got 'mpi'"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, momentum, adam, got 'lion'"),
-        ({"schedule": "up"}, "schedule must be one of constant, cosine, decay, got 'up'"),
+        ({"schedule": "up"}, "schedule must be one of constant, cosine, halving, decay, got 'up'"),
+        ({"device": "tpu"}, "device must be one of cpu, cuda, got 'tpu'"),
+        ({"device": "cuda", "engine": "ddp"}, "real processes train on the CPU here, got device cuda"),
+        ({"weight_decay": -0.1}, "weight_decay must be a finite number of at least 0, got -0.1"),
         ({"method": "powersgd"}, "cannot be simulated; use --engine ddp"),
         ({"task": "digit"}, "unknown task 'digit'"),
         ({"data": "rows.txt"}, "brings its own data"),
@@ -106,7 +109,7 @@ def test_the_demo_gives_all_methods_the_same_budget() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_learning_rate_starts_full_and_never_reaches_zero(schedule: str) -> None:
-    optimizer = OPTIMIZERS["sgd"]([torch.nn.Parameter(torch.zeros(1))], 1.0)
+    optimizer = OPTIMIZERS["sgd"]([torch.nn.Parameter(torch.zeros(1))], 1.0, 0.0)
     rates = []
     for step in range(20):
         set_learning_rate_(optimizer, schedule, 0.5, step, 20)
@@ -127,7 +130,7 @@ def test_a_run_leaves_its_whole_story(record: Path) -> None:
     for run in runs:
         assert run.provenance["command"] == "thinwire x"
         assert set(run.provenance["versions"]) == {"python", "thinwire", "torch", "numpy", "scikit-learn"}
-        assert set(run.provenance["machine"]) == {"platform", "cpus", "cpu"}
+        assert set(run.provenance["machine"]) == {"platform", "cpus", "cpu", "gpu"}
         assert [point.step for point in run.losses] == list(range(1, 13))
         assert [point.step for point in run.metrics] == [4, 8, 12]
         assert run.end["status"] == "done"

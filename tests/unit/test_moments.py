@@ -224,9 +224,9 @@ def test_every_way_to_the_squares_gives_the_same(
     monkeypatch.setitem(rows_module.SCRATCH, "cpu", 1)
     monkeypatch.setattr(rows_module, "PAIRS", 0)
     monkeypatch.setattr(rows_module, "LONG", 0)
-    monkeypatch.setattr(conv_module, "WIDE", 1)
+    monkeypatch.setitem(conv_module.WIDE, "cpu", 1)
     assert_equal(watched(model, x), expected)
-    monkeypatch.setattr(conv_module, "WIDE", 10**9)
+    monkeypatch.setitem(conv_module.WIDE, "cpu", 10**9)
     assert_equal(watched(model, x), expected)
     monkeypatch.setattr(rows_module, "PAIRS", 10**9)
     assert_equal(watched(model, x), expected)
@@ -253,12 +253,15 @@ def test_every_exact_layer_asks_nothing_of_the_data_and_stays_on_its_device(
     output = torch.empty_like(made(factory)(x), device="meta")
     for name, p in model.named_parameters():
         rows = EXACT[type(model)].rows(model, name, Setting(model.training), meta, output)
-        for q in (rows.squares(), rows.total(), Several([rows, rows]).squares()):
-            assert q.is_meta
-            assert q.shape == p.shape
+        for uses in (rows, Several([rows, rows])):
+            uses.squares_(torch.empty_like(p), 0)
+            uses.squares_(torch.empty_like(p), 1)
+        assert rows.total().is_meta
+        assert rows.total().shape == p.shape
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch's own, at the first product of a process
 @pytest.mark.parametrize(("factory", "x"), ALL)
 def test_every_exact_layer_on_a_gpu(factory: Callable[[], nn.Module], x: Tensor) -> None:
     model = made(factory)
@@ -513,11 +516,32 @@ def network() -> nn.Module:
 X = numbers(8, 2, 5, 5)
 
 
-def test_a_sum_is_divided_by_the_size_of_the_batch() -> None:
+def of_a_sum(q: Q) -> Q:
+    """A sum's gradients are |B| times those of a mean."""
+    return {name: len(X) ** 2 * squares for name, squares in q.items()}
+
+
+def test_the_moment_of_a_sum_has_the_units_of_its_gradient() -> None:
     model = made(network)
     with watch(model, reduction="sum") as moments:
         loss(model(X)).backward()
-        assert_equal(moments.take(), by_samples(model, X))
+        assert_equal(moments.take(), of_a_sum(by_samples(model, X)))
+
+
+def test_a_pass_whose_gradient_was_dropped_is_forgotten() -> None:
+    """zero_grad() after a step that was given up: the next pass begins a new sum, as `.grad` does."""
+    model = made(network)
+    for sources in ((Exact(),), (MicroBatches(2),)):
+        with watch(model, sources=sources) as moments:
+            loss(model(X + 1)).backward()
+            model.zero_grad()
+            for part in (X[:4], X[4:]):
+                (loss(model(part)) / len(X)).backward()
+            assert moments.terms("0.weight") == (len(X) if sources == (Exact(),) else 2)
+            q = moments.take()
+            if sources == (Exact(),):
+                assert_equal(q, by_samples(model, X))
+        model.zero_grad()
 
 
 @pytest.mark.parametrize("scale", [4096.0, torch.tensor(4096.0)])
@@ -538,7 +562,7 @@ def test_passes_accumulate_as_gradients_do(reduction: Any) -> None:
         assert moments.terms("0.weight") == len(X)
         q = moments.take()
         assert moments.terms("0.weight") == 0
-    assert_equal(q, by_samples(model, X))
+    assert_equal(q, by_samples(model, X) if reduction == "mean" else of_a_sum(by_samples(model, X)))
 
 
 def test_two_graphs_and_then_two_backward_passes() -> None:
@@ -731,7 +755,7 @@ def test_micro_batches_alone_and_of_a_sum() -> None:
     with watch(model, reduction="sum", sources=(MicroBatches(8),)) as moments:
         moments.backward(lambda x: loss(model(x)), X)
         assert moments.terms("0.weight") == 8
-        assert_equal(moments.take(), by_samples(model, X))
+        assert_equal(moments.take(), of_a_sum(by_samples(model, X)))
 
 
 def test_micro_batches_refuse_a_single_pass() -> None:

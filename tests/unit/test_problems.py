@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.cifar_folder import write_cifar10
 
 from thinwire.errors import BackendError, ConfigError, DataError
 from thinwire.extras import require
@@ -23,8 +24,9 @@ ROWS = "".join(f"{1 if row % 3 else -1} 1:{row} 3:{row / 2}\n" for row in range(
 
 
 @pytest.fixture(scope="module", params=list(TASKS))
-def task(request: pytest.FixtureRequest) -> Task:
-    return load_task(request.param)
+def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = write_cifar10(tmp_path_factory.mktemp("cifar")) if request.param == "cifar10" else None
+    return load_task(request.param, folder and str(folder))
 
 
 def test_a_seed_decides_the_model_and_the_generator_is_left_alone(task: Task) -> None:
@@ -70,9 +72,9 @@ def test_the_split_is_fixed_and_complete() -> None:
 
 
 def test_an_unknown_task_and_data_for_a_task_without_file_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'digit'; the tasks are digits, text, logistic"):
+    with pytest.raises(ConfigError, match="unknown task 'digit'; the tasks are digits, text, logistic, cifar10"):
         load_task("digit")
-    with pytest.raises(ConfigError, match="only 'logistic' reads a file"):
+    with pytest.raises(ConfigError, match="these read some: 'logistic'"):
         load_task("digits", "rows.txt")
 
 

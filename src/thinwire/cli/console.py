@@ -7,6 +7,8 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, by custom 128 + SIGINT."""
 PLAIN_WIDTH = 160
 """Columns of output that is not a terminal: wide enough that no table row is cut."""
 

@@ -10,15 +10,13 @@ import typer
 
 from thinwire.cli.bench import bench
 from thinwire.cli.compare import compare
-from thinwire.cli.console import show_error
+from thinwire.cli.console import INTERRUPTED, show_error
 from thinwire.cli.demo import demo
 from thinwire.cli.info import info
 from thinwire.cli.report import report
+from thinwire.cli.reproduce import reproduce
 from thinwire.cli.train import train
 from thinwire.errors import ThinwireError
-
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, by custom 128 + SIGINT."""
 
 app = typer.Typer(
     name="thinwire",
@@ -32,6 +30,7 @@ app = typer.Typer(
 for command in (demo, train, compare, report, info):
     app.command(no_args_is_help=command in (train, compare, report))(command)
 app.add_typer(bench, name="bench")
+app.add_typer(reproduce, name="reproduce")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,8 @@ from thinwire.payload.values import SIGN_ONLY, value_format
 from thinwire.schedule import Number, at, bounds, is_moving
 
 
-def _check_tau(name: str, tau: Number) -> None:
+def check_tau(name: str, tau: Number) -> None:
+    """Check a threshold: a positive number, constant or moving."""
     check(is_moving(tau), f"{name} tau must be a positive number or warmup(...), got {tau!r}")
     low, high = bounds(tau)
     check(0 < low and high < float("inf"), f"{name} tau must be a positive number, got {tau}")
@@ -44,7 +45,7 @@ class HardThreshold(Compressor):
     name: ClassVar[str] = "threshold"
 
     def __post_init__(self) -> None:
-        _check_tau(self.name, self.tau)
+        check_tau(self.name, self.tau)
         value_format(self.values)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
@@ -72,14 +73,15 @@ class HardThreshold(Compressor):
 class Strom(Compressor):
     """Send sign(x) * tau for the entries with |x| >= tau: one bit a value (Strom 2015).
 
-    Meant for `MemSGD`, which keeps the remainder x - sign(x) * tau. No contraction can be promised (delta = 0).
+    Meant for `MemSGD`, which keeps the remainder x - sign(x) * tau. No contraction can be promised (delta = 0). The
+    paper sends where |x| > tau; |x| = tau is sent too here (as in MXNet), so that a remainder never stays at tau.
     """
 
     tau: Number
     name: ClassVar[str] = "strom"
 
     def __post_init__(self) -> None:
-        _check_tau(self.name, self.tau)
+        check_tau(self.name, self.tau)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
         return self._payload(*strom(x, at(self.tau, key.step)), layout)

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.channel import Channel, Outgoing
 from thinwire.checkpoint import OnResize, save
 from thinwire.engines.agreement import agreement, load_together_
-from thinwire.engines.step_sizes import StepSizes, check_needs
+from thinwire.engines.needs import check_need
+from thinwire.engines.second_moments import SecondMoments
+from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, NonFiniteGradient, ThinwireError
 from thinwire.exchange import Group, Pending
-from thinwire.feedback import Rule, as_rule
+from thinwire.feedback import Need, Rule, as_rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+
+if TYPE_CHECKING:
+    from thinwire.moments import Moments
 
 
 class Handle:
@@ -33,12 +38,14 @@ class Handle:
         channel: Channel,
         group: Group,
         step_sizes: StepSizes | None,
+        moments: SecondMoments | None,
         scaler: torch.amp.GradScaler | None,
         nonfinite: str,
         ledger: Ledger,
     ) -> None:
         self.channel, self.ledger = channel, ledger
-        self._group, self._step_sizes, self._scaler, self._nonfinite = group, step_sizes, scaler, nonfinite
+        self._group, self._step_sizes, self._moments = group, step_sizes, moments
+        self._scaler, self._nonfinite = scaler, nonfinite
         self._names = {id(parameter): name for name, parameter in _trained(ddp).items()}
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._errors: list[ThinwireError] = []
@@ -77,16 +84,18 @@ class Handle:
             self._group.next_round()
         flat = bucket.buffer()
         layout = self._layout(bucket)
+        scale = float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
         sent = self.channel.send(
             layout,
             flat,
             step_sizes=self._step_sizes.now() if self._step_sizes else None,
-            scale=float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0,
+            scale=scale,
             used=self._used_somewhere(layout, flat.device),
+            moment=None if self._moments is None else self._moment(self._moments, layout, scale),
             measure=self.ledger.due(self.channel.step),
         )
         pending, traffic = self._group.gather(sent.message, fixed=sent.fixed)
-        self.ledger.add(traffic, layout.numel, sent.norms)
+        self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
         arrival = _Arrival(sent, pending, flat)
         self._arrivals.append(arrival)
         if bucket.is_last() and self._used is not None:
@@ -125,6 +134,21 @@ class Handle:
             return None
         marks = torch.tensor([piece.name in self._used for piece in layout.pieces], device=device)
         return [bool(mark) for mark in self._group.any(marks).tolist()]
+
+    def _moment(self, moments: SecondMoments, layout: Layout, scale: float) -> Tensor | None:
+        """The bucket's second moments. What is wrong with them is kept until DDP is done, for other ranks wait."""
+        terms: dict[str, int] = {}
+        try:
+            terms = moments.terms(layout)
+            moment = moments.take(layout, scale)
+        except ThinwireError as error:
+            self._errors.append(error)
+            moment = moments.unknown(layout)
+        try:
+            moments.check_terms(layout, terms, self._group)
+        except ThinwireError as error:
+            self._errors.append(error)
+        return moment
 
     def _receive_all(self) -> None:
         """Turn what has arrived into gradients, in the order it was sent.
@@ -165,6 +189,8 @@ class Handle:
         self.channel.abandon()
 
     def _finish(self) -> None:
+        if self._moments is not None:
+            self._moments.clear()
         if self._errors:
             error = self._errors[0]
             self._errors.clear()
@@ -210,6 +236,7 @@ def attach(
     rule: Rule,
     optimizer: torch.optim.Optimizer | None = None,
     *,
+    moments: "Moments | None" = None,
     scaler: torch.amp.GradScaler | None = None,
     nonfinite: Literal["raise", "skip"] = "raise",
     seed: int = 0,
@@ -217,16 +244,16 @@ def attach(
 ) -> Handle:
     """Make a DistributedDataParallel model exchange its gradients by `rule`, and return the handle.
 
-    Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs;
-    `scaler` the loss scale, if there is one. A gradient with NaN or infinity on any rank raises `NonFiniteGradient`
-    on all at the end of `backward()`, or with `nonfinite="skip"` gives NaN gradients, so that the scaler skips the
-    step; either way no state advances.
+    Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs,
+    `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
+    A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
+    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances.
     """
     module = _unwrapped(ddp)
     group = Group(module.process_group)
     with agreement(group) as mine:
         _check_module(module)
-        handle = _handle(module, group, as_rule(rule), optimizer, scaler, nonfinite, seed, ledger_every)
+        handle = _handle(module, group, as_rule(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)
         mine |= _description(handle, scaler, nonfinite)
     module.register_comm_hook(handle, comm_hook)
     return handle
@@ -237,6 +264,7 @@ def _handle(
     group: Group,
     rule: Rule,
     optimizer: torch.optim.Optimizer | None,
+    moments: "Moments | None",
     scaler: torch.amp.GradScaler | None,
     nonfinite: str,
     seed: int,
@@ -247,8 +275,12 @@ def _handle(
     parameters = _trained(ddp)
     channel = Channel(rule, parameters, rank=group.rank, size=group.size, seed=seed)
     step_sizes = StepSizes(parameters, optimizer) if optimizer is not None else None
-    check_needs(channel, step_sizes is not None, "attach(ddp, rule, optimizer)")
-    return Handle(ddp, channel, group, step_sizes, scaler, nonfinite, Ledger(group.size, every=ledger_every))
+    check_need(channel, Need.STEP_SIZE, step_sizes is not None, "attach(ddp, rule, optimizer)")
+    remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
+    check_need(channel, Need.MOMENTS, moments is not None, remedy)
+    second = None if moments is None else SecondMoments(channel, moments, parameters)
+    ledger = Ledger(group.size, every=ledger_every)
+    return Handle(ddp, channel, group, step_sizes, second, scaler, nonfinite, ledger)
 
 
 def _trained(ddp: DistributedDataParallel) -> dict[str, Tensor]:

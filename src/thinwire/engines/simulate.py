@@ -11,22 +11,26 @@ from torch import Tensor
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
-from thinwire.engines.step_sizes import StepSizes, check_needs
+from thinwire.engines.needs import check_need
+from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
-from thinwire.feedback import Rule, as_rule
+from thinwire.feedback import Need, Rule, as_rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
+Moments = Mapping[str, Tensor]
+"""Parameter name -> second moment of one worker, as `thinwire.moments.Moments.take` gives them."""
 
 
 class Simulation:
     """n workers that share one copy of the parameters.
 
     `step(gradients)` takes each worker's gradients, exchanges them, writes `.grad` and lets the optimizer step, if
-    one was given. `exchange(gradients)` does the first half only and returns the result.
+    one was given. `exchange(gradients)` does the first half only and returns the result. Both take each worker's
+    second moments as well, for rules that need them.
 
     >>> import torch, thinwire
     >>> x = torch.nn.Parameter(torch.zeros(4))
@@ -70,40 +74,58 @@ class Simulation:
         return len(self.channels)
 
     def exchange(
-        self, gradients: Sequence[Gradients], step_sizes: Mapping[str, float] | None = None
+        self,
+        gradients: Sequence[Gradients],
+        step_sizes: Mapping[str, float] | None = None,
+        moments: Sequence[Moments] | None = None,
     ) -> dict[str, Tensor]:
         """The gradient that every worker would get. One that a worker lacks counts as zero; a parameter that all lack
         is left out, and its state stays as it is."""
-        if len(gradients) != self.workers:
-            raise ConfigError(f"{self.workers} workers need {self.workers} gradients, got {len(gradients)}")
         if step_sizes is None and self._step_sizes is not None:
             step_sizes = self._step_sizes.now()
         remedy = "pass optimizer= to the simulation, or step_sizes= to exchange"
-        check_needs(self.channels[0], step_sizes is not None, remedy)
-        self._check(gradients, step_sizes)
+        check_need(self.channels[0], Need.STEP_SIZE, step_sizes is not None, remedy)
+        remedy = "pass each worker's (thinwire.moments) as moments= to step or exchange"
+        check_need(self.channels[0], Need.MOMENTS, moments is not None, remedy)
+        self._check(gradients, "gradient")
+        self._check_step_sizes(step_sizes)
+        if moments is not None:
+            self._check(moments, "second moment")
+            self._check_served(gradients, moments)
         for channel in self.channels:
             channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
             used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]
-            flat = self._exchange(layout, gradients, step_sizes, used)
+            flat = self._exchange(layout, gradients, step_sizes, moments, used)
             pieces = zip(used, layout.views(flat), strict=True)
             result |= {piece.name: view.view(piece.shape) for some, (piece, view) in pieces if some}
         self._finish()
         return result
 
-    def _check(self, gradients: Sequence[Gradients], step_sizes: Mapping[str, float] | None) -> None:
+    def _check(self, given: Sequence[Mapping[str, Tensor]], what: str) -> None:
         """Refuse what does not belong to the parameters, before any worker has sent."""
-        for worker, own in enumerate(gradients):
-            for name, gradient in own.items():
+        if len(given) != self.workers:
+            raise ConfigError(f"{self.workers} workers need {self.workers} {what}s, got {len(given)}")
+        for worker, own in enumerate(given):
+            for name, tensor in own.items():
                 known = self.parameters.get(name)
                 if known is None:
-                    raise ConfigError(f"worker {worker} gives a gradient of {name!r}, which is no parameter here")
-                if gradient is not None and gradient.shape != known.shape:
+                    raise ConfigError(f"worker {worker} gives a {what} of {name!r}, which is no parameter here")
+                if tensor is not None and tensor.shape != known.shape:
                     raise ConfigError(
-                        f"worker {worker}'s gradient of {name!r} has shape {tuple(gradient.shape)}, "
+                        f"worker {worker}'s {what} of {name!r} has shape {tuple(tensor.shape)}, "
                         f"the parameter {tuple(known.shape)}"
                     )
+
+    def _check_served(self, gradients: Sequence[Gradients], moments: Sequence[Moments]) -> None:
+        """Refuse a gradient without its second moment, where its rule needs it."""
+        for name, rule in self.channels[0].rules.items():
+            for worker, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
+                if Need.MOMENTS in rule.needs and gradient.get(name) is not None and moment.get(name) is None:
+                    raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the moment {rule} needs")
+
+    def _check_step_sizes(self, step_sizes: Mapping[str, float] | None) -> None:
         for name in self.parameters:
             if step_sizes is not None and name not in step_sizes:
                 raise ConfigError(f"step_sizes has none for {name!r}: give one for every parameter")
@@ -113,6 +135,7 @@ class Simulation:
         layout: Layout,
         gradients: Sequence[Gradients],
         step_sizes: Mapping[str, float] | None,
+        moments: Sequence[Moments] | None,
         used: Sequence[bool],
     ) -> Tensor:
         measure = self.ledger.due(self.channels[0].step)
@@ -122,12 +145,13 @@ class Simulation:
                 self._flat(layout, own),
                 step_sizes=step_sizes,
                 used=used,
+                moment=None if moments is None else self._flat(layout, moments[channel.rank]),
                 measure=measure and channel is self.channels[0],
             )
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
         messages, traffic = self._loopback.gather([s.message for s in sent], fixed=sent[0].fixed)
-        self.ledger.add(traffic, layout.numel, sent[0].norms)
+        self.ledger.add(traffic, layout.numel, sent[0].norms, _mean([one.elements for one in sent]))
         like = self.parameters[layout.pieces[0].name]
         return self.channels[0].receive(
             sent[0], messages, torch.empty(layout.numel, dtype=like.dtype, device=like.device)
@@ -153,9 +177,9 @@ class Simulation:
         if fault is not None:
             raise fault
 
-    def step(self, gradients: Sequence[Gradients]) -> None:
+    def step(self, gradients: Sequence[Gradients], moments: Sequence[Moments] | None = None) -> None:
         """Exchange, write the parameters' `.grad`, and step the optimizer."""
-        result = self.exchange(gradients)
+        result = self.exchange(gradients, moments=moments)
         for name, parameter in self.parameters.items():
             parameter.grad = result.get(name)
         if self.optimizer is not None:
@@ -168,6 +192,12 @@ class Simulation:
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load the merged state of all workers, or of another number of them."""
         load_all_(self.channels, state, on_resize)
+
+
+def _mean(counts: Sequence[int | None]) -> float | None:
+    """The mean over workers of what all of them count."""
+    known = [count for count in counts if count is not None]
+    return sum(known) / len(counts) if len(known) == len(counts) else None
 
 
 def _by_type(parameters: Mapping[str, Tensor]) -> list[list[str]]:

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel
 from thinwire.errors import AttachError
-from thinwire.feedback import Need
 
 
 class StepSizes:
@@ -35,9 +33,3 @@ class StepSizes:
         """The present step sizes."""
         sizes = [float(group["lr"]) for group in self._optimizer.param_groups]
         return {name: sizes[place] for name, place in self._group_of.items()}
-
-
-def check_needs(channel: Channel, knows_step_sizes: bool, remedy: str) -> None:
-    """Refuse a rule that needs step sizes where none are known."""
-    if Need.STEP_SIZE in channel.needs and not knows_step_sizes:
-        raise AttachError(f"{channel.rule} keeps its memory in update units and needs {Need.STEP_SIZE.value}: {remedy}")

@@ -14,6 +14,7 @@ from thinwire.experiments.peers import PEERS
 from thinwire.problems.catalogue import check_task
 
 ENGINES = ("ddp", "sim")
+DEVICES = ("cpu", "cuda")
 MAX_WORKERS = 256
 
 
@@ -50,6 +51,8 @@ class RunConfig:
     seed: int = 0
     data: str | None = None
     evaluations: int = 10
+    weight_decay: float = 0.0
+    device: str = "cpu"
 
     @classmethod
     def of(cls, task: str, method: str, **given: Any) -> RunConfig:
@@ -64,12 +67,17 @@ class RunConfig:
         _check_choice("engine", self.engine, ENGINES)
         _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_choice("device", self.device, DEVICES)
         _check_range("workers", self.workers, 1, MAX_WORKERS)
         for name in ("steps", "batch", "evaluations"):
             _check_range(name, getattr(self, name), 1, 10**9)
         _check_range("seed", self.seed, 0, 2**31 - 1)
         if not (isinstance(self.lr, int | float) and math.isfinite(self.lr) and self.lr > 0):
             raise ConfigError(f"lr must be a finite number above 0, got {self.lr}; try {self._usual_lr()}")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ConfigError(f"weight_decay must be a finite number of at least 0, got {self.weight_decay}")
+        if self.engine == "ddp" and self.device != "cpu":
+            raise ConfigError(f"real processes train on the CPU here, got device {self.device}; use --engine sim")
         if self.engine == "sim" and self.method in PEERS and not PEERS[self.method].simulated:
             raise ConfigError(f"{self.method!r} is torch's own hook and cannot be simulated; use --engine ddp")
 

@@ -10,11 +10,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire.experiments.backward import needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
+from thinwire.moments import watch
 from thinwire.problems.task import Task
 
 POWERSGD_START = 2
@@ -33,7 +35,7 @@ class DistributedRun(Run):
         self.ddp = DistributedDataParallel(
             self.model, bucket_cap_mb=ONE_BUCKET_MB if config.method == "powersgd" else None
         )
-        self.optimizer = OPTIMIZERS[config.optimizer](self.ddp.parameters(), config.lr)
+        self.optimizer = OPTIMIZERS[config.optimizer](self.ddp.parameters(), config.lr, config.weight_decay)
         self._losses: list[float] = []
         self._steps = 0
         self._handle: Any = None
@@ -51,7 +53,8 @@ class DistributedRun(Run):
             self.ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif self.config.method not in PEERS:
             rule = thinwire.parse(self.config.method)
-            self._handle = thinwire.attach(self.ddp, rule, self.optimizer, seed=self.config.seed)
+            moments = watch(self.ddp) if needs_moments(rule, self.model) else None
+            self._handle = thinwire.attach(self.ddp, rule, self.optimizer, moments=moments, seed=self.config.seed)
 
     def step(self, step: int) -> None:
         config = self.config
@@ -63,6 +66,9 @@ class DistributedRun(Run):
         self.optimizer.step()
         self._losses.append(float(loss.detach()))
         self._steps += 1
+
+    def settle(self) -> None:
+        """DDP gives every rank the buffers of rank 0 at each step; rank 0 evaluates."""
 
     def take_losses(self) -> list[float]:
         mine = torch.tensor(self._losses, dtype=torch.float64)

@@ -71,5 +71,6 @@ class Loop:
 
     def _evaluate(self) -> None:
         if self.recorder:
+            self.run.settle()
             self.values = self.run.task.evaluate(self.run.model)
             self.recorder.evaluation(self.done, self.values, self.run.traffic().sent, self.seconds)

@@ -13,17 +13,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from thinwire.experiments.device import accelerator
+
 PACKAGES = ("thinwire", "torch", "numpy", "scikit-learn")
 
 
-def provenance(command: Sequence[str]) -> dict[str, Any]:
+def provenance(command: Sequence[str], device: str = "cpu") -> dict[str, Any]:
     """Command, versions, commit, machine and time, as plain values."""
     return {
         "command": shlex.join(command),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "commit": commit(),
-        "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "cpu": cpu_model()},
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "cpu": cpu_model(),
+            "gpu": accelerator(device),
+        },
     }
 
 

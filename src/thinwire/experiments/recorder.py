@@ -81,5 +81,8 @@ class Recorder:
             ratio_fp32=traffic.ratio_fp32,
             ratio_fp16=traffic.ratio_fp16,
             residual_ratio=traffic.residual_ratio,
+            ratio_elements=traffic.ratio_elements,
+            ratio_message=traffic.ratio_message,
+            ratio_effective=traffic.ratio_effective,
             values=values,
         )

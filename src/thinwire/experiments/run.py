@@ -23,6 +23,10 @@ class Run(ABC):
         """Train one step on every worker's batch."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Bring the model into the state that is evaluated."""
+
+    @abstractmethod
     def take_losses(self) -> list[float]:
         """The mean loss over workers of each step since the last call; every rank must call it together."""
 

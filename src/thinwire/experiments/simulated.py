@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import final
 
 import torch
 from torch import Tensor
 
 import thinwire
+from thinwire.experiments.backward import ByName, GraphedBackward, PlainBackward, needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
 from thinwire.experiments.totals import Totals
-from thinwire.problems.task import Task
+from thinwire.experiments.workers import Workers
+from thinwire.feedback import Rule
+from thinwire.problems.task import Batch, Task
 
-Gradients = Sequence[dict[str, Tensor]]
 PEER_DTYPE = {"dense": torch.float32, "fp16": torch.float16}
 
 
@@ -27,46 +28,69 @@ class SimulatedRun(Run):
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config, self.task = config, task
-        self.model = task.model(config.seed)
+        self.model = task.model(config.seed).to(config.device)
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = OPTIMIZERS[config.optimizer](self.parameters.values(), config.lr)
-        self._losses: list[float] = []
+        self.optimizer = OPTIMIZERS[config.optimizer](self.parameters.values(), config.lr, config.weight_decay)
+        self._losses: list[Tensor] = []
         self._steps = 0
-        self._simulation = None if config.method in PEERS else self._simulate()
+        rule = None if config.method in PEERS else thinwire.parse(config.method)
+        self._simulation = None if rule is None else self._simulate(rule)
+        self._workers = self._employ(rule is not None and needs_moments(rule, self.model))
 
-    def _simulate(self) -> thinwire.Simulation:
-        rule = thinwire.parse(self.config.method)
+    def _simulate(self, rule: Rule) -> thinwire.Simulation:
         return thinwire.Simulation(
             self.parameters, rule, self.config.workers, optimizer=self.optimizer, seed=self.config.seed
         )
 
+    def _employ(self, moments: bool) -> Workers:
+        """The workers, whose pass is a CUDA graph where there is a GPU."""
+        plain = PlainBackward(self.model, self.task, moments)
+        graphed = self.config.device == "cuda"
+        backward = GraphedBackward(plain, self._batches(0)[0], self.config.workers) if graphed else plain
+        return Workers(self.model, backward, self.config.workers, self.config.seed)
+
+    def _batches(self, step: int) -> list[Batch]:
+        config = self.config
+        return [
+            self.task.batch(config.seed, step, worker, config.workers, config.batch) for worker in range(config.workers)
+        ]
+
     def step(self, step: int) -> None:
         config = self.config
         set_learning_rate_(self.optimizer, config.schedule, config.lr, step, config.steps)
-        losses, gradients = zip(*(self._worker(step, worker) for worker in range(config.workers)), strict=True)
-        self._losses.append(sum(losses) / config.workers)
+        computed = self._workers.compute(step, self._batches(step))
+        self._losses.append(torch.stack([one.loss for one in computed]))
         self._steps += 1
-        if self._simulation is not None:
-            self._simulation.step(gradients)
-        else:
+        gradients = [one.gradient for one in computed]
+        if self._simulation is None:
             self._allreduce(gradients, PEER_DTYPE[config.method])
+        elif moments := [one.moment for one in computed if one.moment is not None]:
+            self._simulation.step(gradients, moments)
+        else:
+            self._simulation.step(gradients)
+        if config.device == "cuda":
+            torch.cuda.synchronize()  # the step is over, and so is its time, when the GPU has done it
 
-    def _worker(self, step: int, worker: int) -> tuple[float, dict[str, Tensor]]:
-        batch = self.task.batch(self.config.seed, step, worker, self.config.workers, self.config.batch)
-        loss = self.task.loss(self.model, batch)
-        gradients = torch.autograd.grad(loss, list(self.parameters.values()))
-        return float(loss.detach()), dict(zip(self.parameters, gradients, strict=True))
-
-    def _allreduce(self, gradients: Gradients, dtype: torch.dtype) -> None:
+    def _allreduce(self, gradients: Sequence[ByName], dtype: torch.dtype) -> None:
         """What torch's all-reduce computes: every worker divides by n, the shares are added in `dtype`."""
-        for name, parameter in self.parameters.items():
-            shares = [worker[name].to(dtype) / self.config.workers for worker in gradients]
-            parameter.grad = reduce(torch.add, shares).to(parameter.dtype)
+        shares = (
+            torch._foreach_div([gradient[name].to(dtype) for name in self.parameters], len(gradients))
+            for gradient in gradients
+        )
+        mean = next(shares)
+        for share in shares:
+            torch._foreach_add_(mean, share)
+        for parameter, gradient in zip(self.parameters.values(), mean, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
         self.optimizer.step()
+
+    def settle(self) -> None:
+        self._workers.settle()
 
     def take_losses(self) -> list[float]:
         taken, self._losses = self._losses, []
-        return taken
+        every = torch.stack(taken).tolist()
+        return [sum(losses) / len(losses) for losses in every]
 
     def traffic(self) -> Totals:
         if self._simulation is not None:

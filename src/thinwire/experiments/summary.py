@@ -67,8 +67,20 @@ class Row:
     def ratio_fp16(self) -> Spread | None:
         return self._total("ratio_fp16")
 
+    @property
+    def ratio_elements(self) -> Spread | None:
+        return self._total("ratio_elements")
+
+    @property
+    def ratio_message(self) -> Spread | None:
+        return self._total("ratio_message")
+
+    @property
+    def ratio_effective(self) -> Spread | None:
+        return self._total("ratio_effective")
+
     def _total(self, name: str) -> Spread | None:
-        return Spread.of(run.end[name] for run in self.runs)
+        return Spread.of(run.end.get(name) for run in self.runs)
 
 
 def summarise(runs: Sequence[RunRecord]) -> list[Row]:

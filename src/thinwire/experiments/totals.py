@@ -17,6 +17,12 @@ class Totals:
     dense_fp16: int
     residual_ratio: float | None = None
     """Norm of what is remembered and not yet sent over the norm of the gradient, where a rule remembers."""
+    ratio_elements: float | None = None
+    """Parameters over numbers in a message; None where its format does not count them."""
+    ratio_message: float | None = None
+    """Bytes of all parameters in float32 over bytes of a message."""
+    ratio_effective: float | None = None
+    """How many times faster than a ring all-reduce, by the cost model of VGC's paper."""
 
     @classmethod
     def of_ledger(cls, totals: Mapping[str, float]) -> Totals:
@@ -26,6 +32,9 @@ class Totals:
             dense_fp32=int(totals["dense_fp32_bytes"]),
             dense_fp16=int(totals["dense_bf16_bytes"]),
             residual_ratio=float(totals["residual_ratio"]),
+            ratio_elements=totals.get("ratio_elements"),
+            ratio_message=totals.get("ratio_message"),
+            ratio_effective=totals.get("ratio_effective"),
         )
 
     @classmethod
@@ -35,6 +44,9 @@ class Totals:
             sent=steps * allreduce_bytes(bytes_per_step, workers),
             dense_fp32=steps * allreduce_bytes(4 * numel, workers),
             dense_fp16=steps * allreduce_bytes(2 * numel, workers),
+            ratio_elements=1.0,
+            ratio_message=4 * numel / bytes_per_step,
+            ratio_effective=4 * numel / bytes_per_step,
         )
 
     @property

@@ -12,29 +12,46 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import RunConfig
+from thinwire.experiments.device import check_device, fast_products
 from thinwire.experiments.job import Job
 from thinwire.experiments.loop import Loop
 from thinwire.experiments.provenance import provenance
 from thinwire.experiments.recorder import Listener, Recorder
 from thinwire.experiments.records import RunRecord, read_records
+from thinwire.experiments.resume import finished_runs
 from thinwire.experiments.simulated import SimulatedRun
 from thinwire.experiments.tail import Tail
 from thinwire.problems import load_task
 
-SHARED = ("task", "data", "engine", "workers")
+SHARED = ("task", "data", "engine", "workers", "device")
 """What all runs of one command have in common: they share the data and one launch of workers."""
 
 
 def train(
-    configs: Sequence[RunConfig], record: Path, command: Sequence[str] = (), listener: Listener | None = None
+    configs: Sequence[RunConfig],
+    record: Path,
+    command: Sequence[str] = (),
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
 ) -> list[RunRecord]:
     """Train the runs one after the other, write their record, and read it back.
 
-    `listener` is called with every line of the record as it is written.
+    `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
+    holds to their end are not trained again.
     """
     _check_shared(configs)
-    _check_record(record)
-    origin = provenance(command)
+    check_device(configs[0].device)
+    done = {run.config for run in finished_runs(record)} if resume else set()
+    _check_record(record, exists=resume)
+    configs = [config for config in configs if config not in done]
+    return _train(configs, record, command, listener) if configs else read_records([record])
+
+
+def _train(
+    configs: Sequence[RunConfig], record: Path, command: Sequence[str], listener: Listener | None
+) -> list[RunRecord]:
+    origin = provenance(command, configs[0].device)
     engine = _simulate if configs[0].engine == "sim" else _distribute
     try:
         engine(configs, record, origin, listener)
@@ -53,9 +70,9 @@ def _check_shared(configs: Sequence[RunConfig]) -> None:
             raise ConfigError(f"runs of one command share their {name}, got {values}; use a command for each")
 
 
-def _check_record(record: Path) -> None:
+def _check_record(record: Path, *, exists: bool) -> None:
     """Refuse to write over a file before anything starts."""
-    if record.exists():
+    if record.exists() and not exists:
         raise ConfigError(f"the record {record} exists already; give --out another name or remove it")
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +85,7 @@ def _simulate(configs: Sequence[RunConfig], record: Path, origin: Mapping[str, A
     task = load_task(configs[0].task, configs[0].data)
     recorder = Recorder(record, origin, listener)
     try:
-        with one_thread():
+        with one_thread(), fast_products(configs[0].device):
             for config in configs:
                 Loop(SimulatedRun(config, task), recorder).go()
     finally:

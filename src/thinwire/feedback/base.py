@@ -25,11 +25,12 @@ class Need(Enum):
     """What a rule asks of the engine that drives it."""
 
     STEP_SIZE = "the step size of every parameter"
+    MOMENTS = "the second moments of per-sample gradients"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One named vector of a rule's state, as long as the parameters."""
+    """One named vector of a rule's state, as long as the parameters (or one number for each of them)."""
 
     name: str
     per_worker: bool = True
@@ -38,6 +39,10 @@ class Slot:
     """The slot holds one row for each worker of the group."""
     resize: str = "average"
     """For another number of workers: the average of the old ones, or the name of the slot to copy."""
+    single: bool = False
+    """One number for each parameter, in place of a vector."""
+    initial: float = 0.0
+    """What it holds at first, and after a reset."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,20 @@ class Signal:
     """Previous step size / this one, for each piece; None where no step sizes are known."""
     first: bool = False
     """Whether these parameters were never exchanged before."""
+    moment: Tensor | None = None
+    """q = sum_z c_z^2 over the per-sample gradients c_z that add up to `value`; there where a rule needs moments."""
 
 
 class Feedback(Named, ABC):
     """A rule: frozen; all state is passed in and changed in place."""
 
-    slots: ClassVar[tuple[Slot, ...]] = ()
     needs: ClassVar[frozenset[Need]] = frozenset()
     compressor: Compressor
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The vectors of its state."""
+        return ()
 
     @abstractmethod
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
@@ -80,6 +91,9 @@ class Feedback(Named, ABC):
                 f"has variance {1 - delta:.3g} > 1 and would amplify errors: "
                 f"write {self.name}(contractive({self.compressor}))"
             )
+
+    def admit_terms(self, name: str, terms: int) -> None:
+        """Refuse a parameter whose second moment has too few terms: the gradients that were squared for one step."""
 
 
 def check_compressor(rule: Feedback) -> None:

@@ -23,7 +23,7 @@ class Lookup(Rows):
         self.ids, self.vocabulary = ids, vocabulary
         self.samples, self.shape = len(ids), (vocabulary, delta.shape[-1])
 
-    def squares(self) -> Tensor:
+    def squares_(self, out: Tensor, beta: int) -> None:
         keys = self._keys(self.ids)
         order = keys.argsort()
         keys = keys[order]
@@ -34,7 +34,7 @@ class Lookup(Rows):
         rows = torch.zeros_like(keys).scatter_(
             0, segment, keys % self.vocabulary
         )  # past the last segment: 0 into row 0
-        return self.delta.new_zeros(self.shape).index_add_(0, rows, sums.square_())
+        (out if beta else out.zero_()).index_add_(0, rows, sums.square_())
 
     def total(self) -> Tensor:
         return self.delta.new_zeros(self.shape).index_add_(0, self.ids.flatten(), self.delta.flatten(0, 1))

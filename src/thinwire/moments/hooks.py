@@ -9,8 +9,8 @@ hook on the parameter          runs when all uses have given their gradient, bef
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -103,7 +103,9 @@ class Hooks:
 
     def _on_gradient(self, slot: Slot, gradient: Tensor) -> None:
         self._backward_seen = True
-        with torch.no_grad(), _no_autocast(gradient.device.type):
+        if slot.parameter.grad is None:  # nothing that this gradient will be added to: a new sum begins
+            slot.forget()
+        with _plain_arithmetic(gradient.device.type):
             slot.gradient(gradient, self._turn(), self._size)
 
     def _next_pass(self) -> None:
@@ -171,9 +173,14 @@ def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     return disabled
 
 
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
-    """Sums are to be exact also where the whole backward pass runs under autocast. (Entering it costs 20 µs.)"""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+@contextmanager
+def _plain_arithmetic(device: str) -> Iterator[None]:
+    """Without gradients and autocast, though the backward pass may run with both. (Each costs 20 µs to enter.)"""
+    if not (torch.is_grad_enabled() or torch.is_autocast_enabled(device)):
+        yield
+        return
+    with torch.no_grad(), torch.autocast(device, enabled=False):
+        yield
 
 
 def _in_backward() -> bool:

@@ -38,10 +38,10 @@ def keep(tensor: Tensor) -> Callable[[], Tensor]:
     then is an error, all as for the tensors that the module itself saves; and it shares their memory.
     """
     beside = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
-    node: Any = beside.grad_fn
 
     def back() -> Tensor:
-        saved: tuple[Tensor, ...] = node.saved_tensors
+        # Through the output: before torch 2.13 a node dies with it, whoever holds the node's Python object.
+        saved: tuple[Tensor, ...] = beside.grad_fn.saved_tensors
         if not saved:  # torch.compile has traced the hooks, and the node with them
             raise MomentError("the model was compiled while it was watched: call torch.compile first, then watch")
         return saved[0]

@@ -48,7 +48,7 @@ class Layer(ABC):
 def per_channel(delta: Tensor) -> Rows:
     """c_z = Σ over positions of δ_z, for δ of shape (B, C, …): the bias of a convolution or a norm over channels."""
     (delta,) = wide(delta)
-    return Formed(delta if delta.dim() == 2 else delta.flatten(2).sum(2))
+    return Formed(delta if delta.dim() == 2 else delta.sum(tuple(range(2, delta.dim()))))
 
 
 def per_feature(delta: Tensor, features: tuple[int, ...]) -> Rows:

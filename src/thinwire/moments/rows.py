@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import MomentError
+from thinwire.ops import correlation_squares_
 
 SCRATCH = {"cpu": 2**22}
 """How many numbers a temporary may hold. On a CPU 16 MiB: larger ones leave the cache and come as fresh pages from the
@@ -59,34 +59,46 @@ class Rows(ABC):
     def _chunks(self) -> Iterator[slice]:
         """The slices in which `rows` is best asked for."""
 
-    def squares(self) -> Tensor:
-        """Σ_z c_z², elementwise."""
-        return sum_of_squares(self.rows(part) for part in self._chunks())
+    def squares_(self, out: Tensor, beta: int) -> None:
+        """out <- beta out + Σ_z c_z², elementwise, with beta 0 (whatever `out` holds) or 1."""
+        for part in self._chunks():
+            add_squares_(out, beta, self.rows(part))
+            beta = 1
 
     def total(self) -> Tensor:
         """Σ_z c_z: what these uses give to the gradient of the batch."""
-        return _sum(self.rows(part).sum(0) for part in self._chunks())
+        return add_up(self.rows(part).sum(0) for part in self._chunks())
 
     def joined(self, uses: Sequence[Rows]) -> Rows | None:
         """These, all of this class, added sample by sample, as one of this class; None if that cannot be."""
         return None
 
 
-def sum_of_squares(chunks: Iterator[Tensor]) -> Tensor:
-    """Σ over all rows of all chunks of row², which may overwrite the chunks.
+def add_squares_(out: Tensor, beta: int, rows: Tensor) -> None:
+    """out <- beta out + Σ over the rows of row², which may overwrite them.
 
-    Few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension takes three.
+    On a CPU few long rows are added one by one, with one pass over memory; `sum` over such a short first dimension
+    takes three. A GPU's norm reads every row once: the VGG-like net's moments take 3.0 ms with it, 4.2 ms row by row
+    (H200, batch 64).
     """
-    first = next(chunks)
-    if first[0].numel() < LONG:
-        return _sum(chunk.square_().sum(0) for chunk in chain([first], chunks))
-    squares = first[0].square()
-    for row in chain(first[1:], chain.from_iterable(chunks)):
-        squares.addcmul_(row, row)
-    return squares
+    if rows.is_cuda:
+        squares = torch.linalg.vector_norm(rows, dim=0).square_()
+        out.add_(squares) if beta else out.copy_(squares)
+        return
+    if rows[0].numel() < LONG:
+        squares = rows.square_().sum(0)
+        out.add_(squares) if beta else out.copy_(squares)
+        return
+    first = 0
+    if beta == 0:
+        torch.mul(rows[0], rows[0], out=out)
+        first = 1
+    for row in rows[first:]:
+        out.addcmul_(row, row)
 
 
-def _sum(terms: Iterator[Tensor]) -> Tensor:
+def add_up(terms: Iterator[Tensor]) -> Tensor:
+    """The sum of at least one tensor, in the first one's place."""
     first = next(terms)
     for term in terms:
         first += term
@@ -106,11 +118,12 @@ class Formed(Rows):
     def _chunks(self) -> Iterator[slice]:
         yield slice(0, self.samples)
 
-    def squares(self) -> Tensor:
-        return self.formed.square().sum(0)
+    def squares_(self, out: Tensor, beta: int) -> None:
+        squares = self.formed.square()
+        out.add_(squares.sum(0)) if beta else torch.sum(squares, 0, out=out)
 
     def joined(self, uses: Sequence[Rows]) -> Rows:
-        return Formed(_sum(use.rows(slice(None)) for use in uses))
+        return Formed(add_up(use.rows(slice(None)) for use in uses))
 
 
 class Outer(Rows):
@@ -144,28 +157,38 @@ class Outer(Rows):
     def _chunks(self) -> Iterator[slice]:
         return parts(self.samples, self._numbers, self.left.device)
 
-    def squares(self) -> Tensor:
+    def squares_(self, out: Tensor, beta: int) -> None:
         if self.positions == self.left.shape[1] == 1:  # the plain linear layer: one product, and no time for more
-            q = torch.mm(self.left[:, 0, 0].square().t(), self.right[:, 0, 0].square())
-            return q.view(self.shape)
-        if by_pairs(self.positions):
-            return self._by_pairs()
-        return super().squares()
+            flat = out.view(self.left.shape[3], -1)
+            torch.addmm(flat, self.left[:, 0, 0].square().t(), self.right[:, 0, 0].square(), beta=beta, out=flat)
+        elif by_pairs(self.positions):
+            self._by_pairs_(out.view(self.left.shape[1], self.left.shape[3], -1), beta)
+        elif self.left.is_cuda:
+            self._by_kernel_(out, beta)
+        else:
+            super().squares_(out, beta)
 
-    def _by_pairs(self) -> Tensor:
+    def _by_kernel_(self, out: Tensor, beta: int) -> None:
+        """As a convolution over the positions, with a kernel of one number."""
+        left, right = (t.transpose(2, 3).flatten(1, 2) for t in (self.left, self.right))
+        correlation_squares_(out.view(left.shape[1], -1, 1), beta, right, left, (1,), (1,), self.left.shape[1])
+
+    def _by_pairs_(self, out: Tensor, beta: int) -> None:
         pairs = self.positions * (self.positions + 1) // 2
         numbers = self.left.shape[1] * pairs * (self.left.shape[3] + self.right.shape[3])
-        chunks = parts(self.samples, numbers, self.left.device)
-        return _sum(self._pair_product(part) for part in chunks).reshape(self.shape)
+        for part in parts(self.samples, numbers, self.left.device):
+            torch.baddbmm(out, *self._pairs(part), beta=beta, out=out)
+            beta = 1
 
-    def _pair_product(self, part: slice) -> Tensor:
+    def _pairs(self, part: slice) -> tuple[Tensor, Tensor]:
+        """left_z[l] left_z[m] and right_z[l] right_z[m] for all pairs l ≤ m, as factors of a product for each group."""
         left, right = self.left[part], self.right[part]
         first, second = torch.triu_indices(self.positions, self.positions, device=left.device)
         twice = torch.where(first == second, 1, 2).to(left.dtype)
         left = left[:, :, first] * left[:, :, second] * twice[:, None]
         right = right[:, :, first] * right[:, :, second]
         left, right = (t.transpose(0, 1).flatten(1, 2) for t in (left, right))  # (G, B·pairs, O), (G, B·pairs, K)
-        return torch.bmm(left.transpose(1, 2), right)
+        return left.transpose(1, 2), right
 
     def joined(self, uses: Sequence[Rows]) -> Rows:
         """More positions of the same samples."""
@@ -195,7 +218,7 @@ class Several(Rows):
         self.samples, self.shape = uses[0].samples, uses[0].shape
 
     def rows(self, part: slice) -> Tensor:
-        return _sum(use.rows(part) for use in self.uses)
+        return add_up(use.rows(part) for use in self.uses)
 
     def _chunks(self) -> Iterator[slice]:
         # The finest of the uses' own slices (each use starts at sample 0 and has slices of one length).
@@ -204,7 +227,7 @@ class Several(Rows):
         return iter(finest)
 
     def total(self) -> Tensor:
-        return _sum(use.total() for use in self.uses)
+        return add_up(use.total() for use in self.uses)
 
 
 def together(uses: Sequence[Rows], parameter: str) -> Rows:

@@ -46,17 +46,21 @@ class Slot(ABC):
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self.name, self.parameter = name, parameter
+        self._squares: Tensor | None = None
         self.expected = 0
         """Calls of its modules in the forward pass: uses that may come."""
         self.clear()
 
     def clear(self) -> None:
-        self.squares: Tensor | None = None
-        self.terms = 0
-        """How many gradients were squared: samples, or micro-batches."""
-        self.samples = 0
+        self.forget()
         self.turn: int | None = None
         """The backward pass that the latest gradient came from."""
+
+    def forget(self) -> None:
+        """Drop what was added up, but not what is pending."""
+        self._empty = True
+        self.terms = 0
+        """How many gradients were squared: samples, or micro-batches."""
 
     @abstractmethod
     def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
@@ -67,17 +71,25 @@ class Slot(ABC):
         """Add up what is pending."""
 
     def read(self) -> Tensor:
-        """Σ c², zero where no gradient came."""
+        """Σ c², zero where no gradient came; overwritten by the next gradient after `clear`."""
         self.settle()
-        if self.squares is None:
-            (self.squares,) = wide(torch.zeros_like(self.parameter, requires_grad=False))
-        return self.squares
+        squares, beta = self._place()
+        return squares if beta else squares.zero_()
 
-    def _add(self, squares: Tensor) -> None:
-        if self.squares is None:
-            self.squares = squares
-        else:
-            self.squares += squares
+    def _place(self) -> tuple[Tensor, int]:
+        """Where squares are added up, and beta = 1 if there are some already.
+
+        The place is kept from step to step: fresh pages from the kernel cost a fifth of the product that fills them
+        (1024 × 1024, batch 64, two EPYC cores).
+        """
+        if self._squares is None:
+            self._squares = self._new()
+        beta, self._empty = int(not self._empty), False
+        return self._squares, beta
+
+    def _new(self) -> Tensor:
+        (empty,) = wide(torch.empty_like(self.parameter, requires_grad=False, memory_format=torch.contiguous_format))
+        return empty
 
 
 class ExactSlot(Slot):
@@ -116,14 +128,12 @@ class ExactSlot(Slot):
             return
         pending, self._pending = self._pending, []
         rows = together([arrival.rows(local) for arrival, local in pending], self.name)
-        squares = rows.squares()
         if self._whole is not None:
-            self._check(rows, squares)
-        self._add(squares)
+            self._check(rows)
+        rows.squares_(*self._place())
         self.terms += rows.samples
-        self.samples += rows.samples
 
-    def _check(self, rows: Rows, squares: Tensor) -> None:
+    def _check(self, rows: Rows) -> None:
         """Σ_z c_z must be the gradient: else some use of the parameter was not seen.
 
         The bound: ε^(1/3) (‖g‖ + √(|B| Σ c²)), where √(|B| Σ c²) ≥ Σ_z ‖c_z‖ and ε is that of the types in play. The
@@ -132,6 +142,8 @@ class ExactSlot(Slot):
         whole, self._whole = self._whole, None
         assert whole is not None
         epsilon = max(torch.finfo(whole.dtype).eps, torch.finfo(self.parameter.dtype).eps) ** (1 / 3)
+        squares = self._new()
+        rows.squares_(squares, 0)
         gap = (rows.total() - whole).norm()
         bound = epsilon * (whole.norm() + (rows.samples * squares.sum()).sqrt())
         if not torch.isfinite(gap + bound):
@@ -153,6 +165,10 @@ class MicroBatchSlot(Slot):
         super().__init__(name, parameter)
         self._parts = parts
 
+    def forget(self) -> None:
+        super().forget()
+        self.samples = 0
+
     def gradient(self, gradient: Tensor, turn: int, size: int | None) -> None:
         if self.turn == turn:
             raise MomentError(
@@ -162,7 +178,8 @@ class MicroBatchSlot(Slot):
         if size is None:
             raise MomentError("the size of the batch is not known: call the model that is watched, with a tensor")
         (gradient,) = wide(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
-        self._add(gradient.square())
+        squares, beta = self._place()
+        squares.addcmul_(gradient, gradient) if beta else torch.mul(gradient, gradient, out=squares)
         self.turn = turn
         self.terms += 1
         self.samples += size

@@ -20,15 +20,14 @@ Reduction = Literal["mean", "sum"]
 
 
 class Moments:
-    """What `watch` returns: q = Σ_z (∇f_z / |B|)² for each parameter, over all backward passes since the last clearing.
+    """What `watch` returns: q = Σ_z c_z² for each parameter, where the rows c_z of all samples sum to `.grad`.
+
+    c_z is ∇f_z / |B| for a mean over the batch, ∇f_z for a sum: q always has the units of `.grad` squared.
 
     Several passes before a step (accumulation, `no_sync`) add up as the gradients do in `.grad`: their samples together
     are the batch, and each loss must be weighted as for the gradient, with its share of the samples (loss / k for k
-    equal passes). If the model is called several times before *one* backward pass, equal places in the batches are
-    one sample.
-
-    With "mean" q has the units of `.grad` squared: the rows c_z that are squared sum to `.grad`. With "sum" it is
-    divided by |B|² (|B|: the samples of all passes), so that the gradient to use beside it is `.grad` / |B|.
+    equal passes). Where `.grad` is None (`zero_grad()`), older passes are forgotten: those of a step that was given up.
+    If the model is called several times before *one* backward pass, equal places in the batches are one sample.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, reduction: Reduction, checks: int) -> None:
@@ -48,6 +47,10 @@ class Moments:
         """The parameters that are watched: those that were trained when `watch` was called."""
         return tuple(self._slots)
 
+    def watches(self, name: str, parameter: Tensor) -> bool:
+        """Whether this very parameter is watched under this name."""
+        return name in self._slots and self._slots[name].parameter is parameter
+
     def of(self, name: str, scale: float | Tensor = 1.0) -> Tensor:
         """A copy of q, in the parameter's shape, float32 at least; zero if the parameter got no gradient.
 
@@ -56,15 +59,18 @@ class Moments:
         return self._unscaled(self._slot(name), scale).clone()
 
     def pop(self, name: str, scale: float | Tensor = 1.0) -> Tensor:
-        """q of one parameter, which is then cleared: what a comm hook asks for."""
+        """q of one parameter, which is then cleared: what a comm hook asks for.
+
+        It stays where it was added up, so the parameter's next gradient overwrites it: `take` and `of` give copies.
+        """
         slot = self._slot(name)
         q = self._unscaled(slot, scale)
         slot.clear()
         return q
 
     def take(self, scale: float | Tensor = 1.0) -> dict[str, Tensor]:
-        """q of every parameter; then all are cleared."""
-        return {name: self.pop(name, scale) for name in self._slots}
+        """A copy of q of every parameter; then all are cleared."""
+        return {name: self.pop(name, scale).clone() for name in self._slots}
 
     def terms(self, name: str) -> int:
         """How many gradients were squared for q: the n of the paper's criterion, where r² / v ≤ n."""
@@ -123,8 +129,7 @@ class Moments:
     def _unscaled(self, slot: Slot, scale: float | Tensor) -> Tensor:
         with torch.no_grad():
             q = slot.read()
-            divisor = scale * max(1, slot.samples) if self._reduction == "sum" else scale
-            return q if isinstance(divisor, int | float) and divisor == 1 else q / divisor**2
+            return q if isinstance(scale, int | float) and scale == 1 else q / scale**2
 
     def _probe(self, loss_of: Callable[..., Tensor], batch: Sequence[Tensor]) -> Tensor:
         modes = {module: module.training for module in self._model.modules()}

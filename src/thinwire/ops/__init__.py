@@ -122,9 +122,39 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
     return implementation(reference.difference_strom_, local.device.type)(local, target, tau)
 
 
+def variance_(
+    total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """VGC's step: r <- r + g, v <- v + q; r and v taken out where r^2 > alpha v, elsewhere v <- zeta v."""
+    run = implementation(reference.variance_, total.device.type)
+    return run(total, squares, value, moment, layout, alphas, zeta)
+
+
+def variance_strom_(
+    total: Tensor,
+    squares: Tensor,
+    value: Tensor,
+    moment: Tensor,
+    layout: Layout,
+    alphas: Tensor,
+    zeta: float,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """The hybrid's step: r <- r + g, v <- v + q; sign(r) tau taken out where r^2 > alpha v and |r| > tau."""
+    run = implementation(reference.variance_strom_, total.device.type)
+    return run(total, squares, value, moment, layout, alphas, zeta, tau)
+
+
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """Ascending indices of k entries drawn uniformly without replacement."""
     return implementation(reference.randk_indices, device.type)(key, numel, k, device)
+
+
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """out <- beta out + the sum of squared per-sample weight gradients of a convolution over a padded image."""
+    implementation(reference.correlation_squares_, out.device.type)(out, beta, image, delta, stride, dilation, groups)
 
 
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:

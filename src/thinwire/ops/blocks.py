@@ -7,7 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.layout import Layout
+from thinwire.layout import Layout, Piece
+
+
+@lru_cache(maxsize=256)
+def one_piece(numel: int) -> Layout:
+    """A vector as one piece."""
+    return Layout((Piece("*", 0, 0, (numel,)),))
 
 
 def block_count(layout: Layout, block: int) -> int:

@@ -113,6 +113,85 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
     return positions, values
 
 
+def variance_(
+    total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """r <- r + g; v <- v + q; where r^2 > alpha v both are taken out (zero is left), elsewhere v <- zeta v.
+
+    `total` is r, `squares` v; g is `value`, q `moment`; `alphas` has a number for each piece, in their type. Every
+    product is rounded by itself, to that type. Returned are the ascending positions, and r and v that stood there.
+    """
+    positions = _unambiguous(total, squares, value, moment, layout, alphas).nonzero().squeeze(1)
+    taken = positions, total[positions], squares[positions]
+    squares.mul_(zeta)
+    total[positions] = 0
+    squares[positions] = 0
+    return taken
+
+
+def variance_strom_(
+    total: Tensor,
+    squares: Tensor,
+    value: Tensor,
+    moment: Tensor,
+    layout: Layout,
+    alphas: Tensor,
+    zeta: float,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """r <- r + g; v <- v + q; where r^2 > alpha v and |r| > tau, s = sign(r) tau is taken out, elsewhere v <- zeta v.
+
+    Where s is taken out, v <- max(v - tau (2 |r| - tau), 0) by the old r, then r <- r - s. Every product is rounded by
+    itself, tau is taken in the type of r. Returned are the ascending positions, and s for each.
+    """
+    step = torch.tensor(tau, dtype=total.dtype, device=total.device)
+    clear = _unambiguous(total, squares, value, moment, layout, alphas)
+    positions = (clear & (total.abs() > step)).nonzero().squeeze(1)
+    before, square = total[positions], squares[positions]
+    squares.mul_(zeta)
+    squares[positions] = (square - step * (2 * before.abs() - step)).clamp_(min=0)
+    values = before.sign() * step
+    total[positions] = before - values
+    return positions, values
+
+
+def _unambiguous(
+    total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor
+) -> Tensor:
+    """r <- r + g; v <- v + q; where r^2 > alpha v (VGC, Tsuzuku et al. 2018, criterion 3)."""
+    numels = torch.tensor([piece.numel for piece in layout.pieces], dtype=torch.int64, device=total.device)
+    total.add_(value)
+    squares.add_(moment)
+    return total * total > alphas.repeat_interleave(numels) * squares
+
+
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """out <- beta out + sum over z of c_z^2, where c_z is the weight gradient of sample z of a convolution.
+
+    c_z[o, c, k] = sum over l of delta_z[o, l] image_z[c, stride l + dilation k], within groups: `image` is padded, and
+    as large as needed. beta is 0 (whatever `out` holds) or 1.
+    """
+    zeros = [0] * len(stride)
+    for z in range(len(image)):
+        row = torch.ops.aten.convolution_backward(
+            delta[z : z + 1],
+            image[z : z + 1],
+            out,
+            None,
+            stride,
+            zeros,
+            dilation,
+            False,
+            zeros,
+            groups,
+            [False, True, False],
+        )[1]
+        out.addcmul_(row, row) if beta else torch.mul(row, row, out=out)
+        beta = 1
+
+
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     """L1 or L2 norms of the consecutive blocks of at most `block` entries that each piece is cut into.
 

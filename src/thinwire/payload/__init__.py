@@ -23,8 +23,11 @@ from thinwire.payload.reader import LateReader as LateReader
 from thinwire.payload.reader import Reader as Reader
 from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Sparse as Sparse
+from thinwire.payload.words import Words as Words
 
-FORMATS: dict[int, type[Payload]] = {f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged)}
+FORMATS: dict[int, type[Payload]] = {
+    f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged, Words)
+}
 
 
 def chunks_of(payload: Payload) -> list[Chunk]:
@@ -50,7 +53,7 @@ def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.d
 
 def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
     """out += alpha * each decoded payload, in their order, in place."""
-    if all(isinstance(payload, Sparse | Masked) for payload in payloads):
+    if all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
         sparse = cast(Sequence[Sparse], payloads)
         return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)
     for payload in payloads:

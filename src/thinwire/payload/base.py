@@ -24,6 +24,11 @@ class Payload(ABC):
     def fixed(self) -> bool:
         """Whether the packed size is the same on every rank at a given step, so that no sizes need exchanging."""
 
+    @property
+    def elements(self) -> int | None:
+        """How many numbers of the vector are sent: what VGC's paper counts. None where all are, each in a few bits."""
+        return None
+
     @abstractmethod
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         """out += alpha * decoded, in place."""

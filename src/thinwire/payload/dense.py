@@ -26,6 +26,10 @@ class Dense(Payload):
     def fixed(self) -> bool:
         return True
 
+    @property
+    def elements(self) -> int:
+        return self.values.numel()
+
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out.add_(self.values, alpha=alpha)
 
@@ -46,6 +50,10 @@ class Empty(Payload):
     @property
     def fixed(self) -> bool:
         return True
+
+    @property
+    def elements(self) -> int:
+        return 0
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out

@@ -27,6 +27,10 @@ class Flagged(Payload):
     def fixed(self) -> bool:
         return self.inner.fixed
 
+    @property
+    def elements(self) -> int | None:
+        return self.inner.elements
+
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return self.inner.add_to(out, alpha)
 

@@ -59,6 +59,10 @@ class Sparse(Payload):
     def fixed(self) -> bool:
         return self.counted and not size_varies(self.layout.numel, self.positions.numel())
 
+    @property
+    def elements(self) -> int:
+        return self.positions.numel()
+
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
@@ -124,6 +128,10 @@ class Masked(Payload):
     @property
     def fixed(self) -> bool:
         return True
+
+    @property
+    def elements(self) -> int:
+        return self.positions.numel()
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)

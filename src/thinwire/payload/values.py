@@ -167,14 +167,25 @@ class Exponent4(ValueFormat):
         return torch.where(sent, _power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        exponent, codes = self.codes(rounded, positions, layout)
+        return [raw(exponent), pack_codes(codes, 4)]
+
+    def codes(self, rounded: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """E of each piece, and sign << 3 | d of each number."""
         groups = piece_of(positions, layout)
         exponent = exponents(rounded, groups, len(layout.pieces))
         depth = exponent[groups].to(torch.int64) - (torch.frexp(rounded).exponent.to(torch.int64) - 1)
-        return [raw(exponent), pack_codes(depth | ((rounded < 0).to(torch.int64) << 3), 4)]
+        return exponent, depth | ((rounded < 0).to(torch.int64) << 3)
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         codes = unpack_codes(reader.bits(4 * positions.numel()), 4, positions.numel())
+        return self.numbers(reader, exponent, codes, positions, layout, dtype)
+
+    def numbers(
+        self, reader: Reader, exponent: Tensor, codes: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
+        """What `codes` stands for; the reader refuses what no sender writes."""
         groups = piece_of(positions, layout)
         top = exponent[groups].to(torch.int64)
         reader.require((top != NO_VALUE).all(), "message sends values in a piece that it declares empty")
@@ -210,8 +221,8 @@ class SignOnly(ValueFormat):
         return values
 
 
-_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), Exponent4(), SignOnly())
-SIGN_ONLY = _ALL[-1]
+EXPONENT4, SIGN_ONLY = Exponent4(), SignOnly()
+_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY)
 FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY}
 """The formats a user can name."""
 

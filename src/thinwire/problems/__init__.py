@@ -1,4 +1,4 @@
-"""Training tasks on data that comes with a dependency: digits, text and logistic regression."""
+"""Training tasks: digits, text and logistic regression, whose data come with a dependency, and CIFAR-10."""
 
 from thinwire.problems.catalogue import TASKS, load_task
 from thinwire.problems.task import Batch, Defaults, Task

@@ -66,9 +66,10 @@ class Digits(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        logits = model(self.test[0])
-        right = (logits.argmax(1) == self.test[1]).float().mean()
-        return {"accuracy": float(right), "loss": float(functional.cross_entropy(logits, self.test[1]))}
+        images, labels = (part.to(next(model.parameters()).device) for part in self.test)
+        logits = model(images)
+        right = (logits.argmax(1) == labels).float().mean()
+        return {"accuracy": float(right), "loss": float(functional.cross_entropy(logits, labels))}
 
     def facts(self) -> dict[str, str | int]:
         return {

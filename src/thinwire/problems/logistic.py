@@ -49,6 +49,7 @@ class Logistic(Task):
     metric: ClassVar[str] = "accuracy"
     percent: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
+    reads: ClassVar[str | None] = "a two-class LIBSVM file"
     defaults: ClassVar[Defaults] = Defaults(steps=400, batch=16, lr=0.5)
 
     @classmethod

@@ -30,7 +30,7 @@ def epoch_slice(count: int, seed: int, step: int, worker: int, workers: int, siz
     first = (step * workers + worker) * size
     positions = np.arange(first, first + size)
     epochs, places = np.divmod(positions, count)
-    return np.array([_permutation(count, seed, int(e))[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64)
+    return np.concatenate([_permutation(count, seed, int(e))[places[epochs == e]] for e in np.unique(epochs)])
 
 
 def split(count: int, held_out: float) -> tuple[Indices, Indices]:

@@ -36,6 +36,8 @@ class Task(ABC):
     percent: ClassVar[bool]
     """Whether the metric is a fraction that reads best as a percentage."""
     higher_is_better: ClassVar[bool]
+    reads: ClassVar[str | None] = None
+    """What the user may give as data; None where the task brings its own."""
     defaults: ClassVar[Defaults]
 
     @abstractmethod

@@ -24,6 +24,8 @@ from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
+from thinwire.ops.cpu.variance import variance_ as variance_
+from thinwire.ops.cpu.variance import variance_strom_ as variance_strom_
 from thinwire.ops.cpu.wire import add_at_ as add_at_
 from thinwire.ops.cpu.wire import add_each_at_ as add_each_at_
 from thinwire.ops.cpu.wire import pack_positions as pack_positions

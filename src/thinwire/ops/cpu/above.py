@@ -1,8 +1,7 @@
 """All that reaches a fixed threshold, in one pass over memory, compiled by numba.
 
 The pass is that of `sweep`; whatever reaches the threshold is sent, so nothing is put back. How much that will be is
-not known beforehand: a thread whose buffer is full returns, is given another of the size that the density so far lets
-expect, and goes on where it was.
+not known beforehand: see `finds`.
 
 Bytes moved for each number: memory step 12, difference 8, plain 4, and 24 for each find (12 written twice).
 25 M float32 on two cores of an EPYC (AVX-512), as multiples of an in-place add: 1.1 to 1.6 where 1 % reaches the
@@ -20,9 +19,10 @@ from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.blocks import one_piece
+from thinwire.ops.cpu.finds import Segments, found, segments_of
 from thinwire.ops.cpu.lanes import LANES
 from thinwire.ops.cpu.sweep import ONE, PLAIN, STRETCH, accumulate, entry, is_difference, is_memory, large, lowest
-from thinwire.ops.cpu.threads import at_once, in_parallel
 
 WHOLE = -1.0
 """The quantum that stands for: entries are sent as they are."""
@@ -48,9 +48,7 @@ def send_above(
     kind: Any,
     a: Any,
     b: Any,
-    ratios: Any,
-    starts: Any,
-    stops: Any,
+    parts: Segments,
     begin: int,
     end: int,
     level: Any,
@@ -63,40 +61,27 @@ def send_above(
     used = 0
     one = np.empty(1, a.dtype)
     bits = one.view(mask.dtype)
-    for p in range(starts.size):
-        low, high = max(starts[p], begin), min(stops[p], end)
+    for p in range(parts.starts.size):
+        low, high = max(parts.starts[p], begin), min(parts.stops[p], end)
         for s in range(low, high, STRETCH):
             width = min(STRETCH, high - s)
             if used + width > places.size:
                 return used, s
             if is_memory(kind):
-                accumulate(a, b, ratios[p], s, width)
+                accumulate(a, b, parts.numbers[p], s, width)
             full = s + width // LANES * LANES
             for t in range(s, full, LANES):
-                found = large(kind, a, b, t, mask, level)
-                while found:
-                    send(kind, a, b, t + lowest(found), quantum, used, places, entries)
+                left = large(kind, a, b, t, mask, level)
+                while left:
+                    send(kind, a, b, t + lowest(left), quantum, used, places, entries)
                     used += 1
-                    found &= found - ONE
+                    left &= left - ONE
             for i in range(full, s + width):
                 one[0] = entry(kind, a, b, i)
                 if (bits[0] & mask[0]) >= level:
                     send(kind, a, b, i, quantum, used, places, entries)
                     used += 1
     return used, end
-
-
-class _Segments:
-    """Where which ratio holds: a layout's pieces, or the whole buffer with ratio one."""
-
-    def __init__(self, numel: int, pieces: tuple[Layout, Sequence[float]] | None, dtype: Any) -> None:
-        if pieces is None or set(pieces[1]) == {1.0}:
-            self.starts, self.stops, self.ratios = np.array([0]), np.array([numel]), np.ones(1, dtype)
-        else:
-            layout, ratios = pieces
-            self.starts = np.array([piece.offset for piece in layout.pieces], np.int64)
-            self.stops = self.starts + np.array([piece.numel for piece in layout.pieces], np.int64)
-            self.ratios = np.array(ratios, dtype)
 
 
 def above(
@@ -113,33 +98,13 @@ def above(
     integer = np.int32 if a.dtype == np.float32 else np.int64
     level, step = torch.tensor([tau, WHOLE if quantum is None else quantum], dtype=first.dtype).numpy()
     mask = np.array([np.iinfo(integer).max], integer)
-    segments = _Segments(a.size, pieces, a.dtype)
+    layout, ratios = pieces or (one_piece(a.size), [1.0])
+    parts = segments_of(layout, np.array(ratios, a.dtype))
 
-    def run(share: int, begin: int, end: int) -> list[tuple[Any, Any]]:
-        parts, at, room = [], begin, (end - begin) // 64 + 16 * STRETCH
-        while at < end:
-            places, entries = np.empty(room, np.int64), np.empty(room, a.dtype)
-            used, now = send_above(
-                kind, a, b, segments.ratios, segments.starts, segments.stops, at, end, level.view(integer), step, mask,
-                places, entries,
-            )  # fmt: skip
-            parts.append((places[:used], entries[:used]))
-            room, at = min(end - now, 5 * used * (end - now) // (4 * (now - at))) + 16 * STRETCH, now
-        return parts
+    def search(begin: int, end: int, places: Any, entries: Any) -> tuple[int, int]:
+        return send_above(kind, a, b, parts, begin, end, level.view(integer), step, mask, places, entries)
 
-    found = [part for parts in in_parallel(run, a.size) for part in parts]
+    positions, values = found(search, a.size, [a.dtype])
     if work is not first and kind != PLAIN:
         first.copy_(work)
-    return _joined(found, first.dtype)
-
-
-def _joined(parts: list[tuple[Any, Any]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The parts one after the other, copied by as many threads as there are parts."""
-    ends = np.cumsum([0] + [places.size for places, _ in parts])
-    positions, values = torch.empty(int(ends[-1]), dtype=torch.int64), torch.empty(int(ends[-1]), dtype=dtype)
-
-    def copy(i: int) -> None:
-        positions.numpy()[ends[i] : ends[i + 1]], values.numpy()[ends[i] : ends[i + 1]] = parts[i]
-
-    at_once(copy, len(parts))
     return positions, values

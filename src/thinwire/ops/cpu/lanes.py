@@ -38,6 +38,20 @@ def differ_at_least(typing: Any, x: Any, y: Any, start: Any, mask: Any, level: A
     return types.uint64(x, y, types.intp, mask, mask), emit
 
 
+@intrinsic
+def unambiguous(typing: Any, x: Any, start: Any, y: Any, at: Any, alpha: Any, tau: Any) -> Any:
+    """Of the LANES floats from x[start] and y[at]: where x^2 > alpha y and |x| > tau. No bounds check."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_x, of_y = (_load(context, builder, signature.args[i], arguments[i], arguments[i + 1]) for i in (0, 2))
+        factor, level = (_splat(builder, number, of_x.type) for number in arguments[4:])
+        clear = builder.fcmp_ordered(">", builder.fmul(of_x, of_x), builder.fmul(factor, of_y))
+        above, below = builder.fcmp_ordered(">", of_x, level), builder.fcmp_ordered("<", of_x, builder.fneg(level))
+        return builder.bitcast(builder.and_(clear, builder.or_(above, below)), ir.IntType(LANES))
+
+    return types.uint64(x, types.intp, y, types.intp, x.dtype, x.dtype), emit
+
+
 def _load(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:
     """LANES numbers of an array, as a vector."""
     number = context.get_value_type(array_type.dtype)

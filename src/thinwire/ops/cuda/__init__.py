@@ -11,8 +11,9 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.cuda import wire
-from thinwire.ops.cuda.above import one_piece, positions_above
+from thinwire.ops.blocks import one_piece
+from thinwire.ops.cuda import correlate, variance, wire
+from thinwire.ops.cuda.above import positions_above
 from thinwire.ops.cuda.draw import randk_indices as randk_indices
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
 from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
@@ -124,6 +125,39 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 
 def _signs(x: Tensor, tau: float) -> Tensor:
     return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
+
+
+@_float32_only
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """See `reference.correlation_squares_`."""
+    plane = len(stride) <= 2
+    served = correlate.correlation_squares_ if plane else reference.correlation_squares_
+    served(out, beta, image, delta, stride, dilation, groups)
+
+
+@_float32_only
+def variance_(
+    total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.variance_`."""
+    return variance.variance_(total, squares, value, moment, layout, alphas, zeta)
+
+
+@_float32_only
+def variance_strom_(
+    total: Tensor,
+    squares: Tensor,
+    value: Tensor,
+    moment: Tensor,
+    layout: Layout,
+    alphas: Tensor,
+    zeta: float,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.variance_strom_`."""
+    return variance.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
 
 
 @_float32_only

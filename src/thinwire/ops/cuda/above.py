@@ -7,23 +7,16 @@ known beforehand, so the host waits once, for that number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
 from torch import Tensor
 
-from thinwire.layout import Layout, Piece
+from thinwire.layout import Layout
 from thinwire.ops.cuda import topk_kernels as kernels
-from thinwire.ops.cuda.launch import aligned
+from thinwire.ops.cuda.launch import Launcher, aligned
 from thinwire.ops.cuda.select import WARPS, WORDS, scales_of, tables
 from thinwire.ops.cuda.topk_kernels import TILE
-
-
-@lru_cache(maxsize=256)
-def one_piece(numel: int) -> Layout:
-    """A vector as one piece."""
-    return Layout((Piece("*", 0, 0, (numel,)),))
 
 
 def positions_above(
@@ -45,13 +38,20 @@ def positions_above(
         a, b, a.numel(), table.counts if scales is None else scales, table.starts, table.tiles, floors, words, found,
         kind, scales is not None, TILE, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-    return spread(words, found, int(found.sum()))
+    return places_of(words, found, launch)
 
 
-def spread(words: Tensor, found: Tensor, capacity: int) -> Tensor:
-    """The places of the set bits in order, where there are no more than `capacity`."""
+def places_of(words: Tensor, found: Tensor, launch: Launcher) -> Tensor:
+    """The places of all set bits in order; `found` has the number of them in each tile."""
+    reached = found.cumsum(0)
+    return spread(words, reached, int(reached[-1]), launch)
+
+
+def spread(words: Tensor, reached: Tensor, capacity: int, launch: Launcher) -> Tensor:
+    """The places of the set bits in order, where there are no more than `capacity`; `reached` has the running sums."""
     places = torch.empty(capacity, dtype=torch.int64, device=words.device)
-    kernels.spread[(triton.cdiv(words.numel(), WORDS),)](
-        words, words.numel(), found.cumsum(0), found.numel(), places, capacity, WORDS, TILE, num_warps=2
-    )
+    launch(
+        "spread", kernels.spread, (triton.cdiv(words.numel(), WORDS),),
+        words, words.numel(), reached, reached.numel(), places, capacity, WORDS, TILE, num_warps=2,
+    )  # fmt: skip
     return places

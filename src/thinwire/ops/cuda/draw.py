@@ -55,11 +55,13 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     words = torch.empty(number * (TILE // 32), dtype=torch.int32, device=device)
     found = torch.empty(number, dtype=torch.int64, device=device)
     limit = expected * (1 << 64) // numel - (1 << 63)
-    launcher("mark", numel, device)(
+    launch = launcher("mark", numel, device)
+    launch(
         "mark", _mark, (number,),
         numel, signed(key), limit, words, found, *map(signed, (GOLDEN, *MULTIPLIERS)), TILE, num_warps=8,
     )  # fmt: skip
-    places = spread(words, found, capacity).clamp_(0, numel - 1)
-    here = torch.arange(capacity, device=device) < found.sum()
+    reached = found.cumsum(0)
+    places = spread(words, reached, capacity, launch).clamp_(0, numel - 1)
+    here = torch.arange(capacity, device=device) < reached[-1]
     drawn = torch.where(here, words_at(places, key), (1 << 63) - 1)
     return places[drawn.argsort(stable=True)[:k]].sort().values

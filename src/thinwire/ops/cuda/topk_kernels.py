@@ -31,7 +31,7 @@ MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _piece_of(i, first, last, starts):
+def piece_of(i, first, last, starts):
     """The piece, from `first` to `last`, that owns each place: a binary search."""
     low = (i * 0).to(tl.int32) + first
     high = low * 0 + last
@@ -46,19 +46,19 @@ def _piece_of(i, first, last, starts):
 
 
 @triton.jit
-def _load(pointer, inside):
+def load(pointer, inside):
     return tl.load(pointer) if inside is None else tl.load(pointer, mask=inside, other=0.0)
 
 
 @triton.jit
 def _entry(a, b, i, inside, ratio, kind: tl.constexpr, scaled: tl.constexpr):
-    x = _load(a + i, inside)
+    x = load(a + i, inside)
     if kind == 0:
         if scaled:
             x = ratio * x
-        x = x + _load(b + i, inside)
+        x = x + load(b + i, inside)
     if kind == 1:
-        x = _load(b + i, inside) - x
+        x = load(b + i, inside) - x
     return x
 
 
@@ -112,10 +112,10 @@ def sample(
 
 
 @triton.jit
-def _note(t, m, inside, floor, words, found, TILE: tl.constexpr):
-    """One bit for each entry that reaches the floor, and how many of them the tile has."""
+def note(t, chosen, words, found, TILE: tl.constexpr):
+    """One bit for each entry that is chosen, and how many of them the tile has."""
     row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
-    bits = tl.sum((inside & (m >= floor)).to(tl.int32) << column[None, :], 1)
+    bits = tl.sum(chosen.to(tl.int32) << column[None, :], 1)
     tl.store(words + t.to(tl.int64) * (TILE // 32) + row, bits)
     tl.store(found + t, tl.sum(popcount(bits)).to(tl.int64))
 
@@ -133,7 +133,7 @@ def _collect_inner(
     x = _entry(a, b + t.to(tl.int64) * TILE, offset, None, ratio, kind, scaled)
     if kind == 0:
         tl.store(a + offset, x)
-    _note(t, _magnitude(x), True, tl.load(floors + p), words, found, TILE)
+    note(t, _magnitude(x) >= tl.load(floors + p), words, found, TILE)
 
 
 @triton.jit
@@ -144,14 +144,14 @@ def _collect_edge(
     """A tile that holds several pieces, or the end of the vector."""
     offset = tl.arange(0, TILE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     i = t.to(tl.int64) * TILE + offset
-    piece = _piece_of(i, first, last, starts)
+    piece = piece_of(i, first, last, starts)
     ratio = 1.0
     if scaled:
         ratio = tl.load(ratios + piece)
     x = _entry(a, b, i, i < numel, ratio, kind, scaled)
     if kind == 0:
         tl.store(a + i, x, mask=i < numel)
-    _note(t, _magnitude(x), i < numel, tl.load(floors + piece), words, found, TILE)
+    note(t, (i < numel) & (_magnitude(x) >= tl.load(floors + piece)), words, found, TILE)
 
 
 @triton.jit(do_not_specialize=["numel"])
@@ -208,7 +208,7 @@ def weigh(
     inside = (c < total) & (total <= capacity)
     i = tl.load(places + c, mask=inside, other=0)
     x = _entry(a, b, i, inside, 1.0, again, False)
-    piece = _piece_of(i, 0, pieces - 1, starts)
+    piece = piece_of(i, 0, pieces - 1, starts)
     tl.store(entries + c, x, mask=inside)
     tl.store(owners + c, piece, mask=inside)
     bins = (_magnitude(x) - tl.load(floors + piece)) >> tl.load(shifts + piece)
@@ -277,7 +277,7 @@ def _tile(t, a, b, numel, tiles, starts, again: tl.constexpr, TILE: tl.constexpr
     """All entries of a tile, their places and pieces, and which of them exist."""
     i = t.to(tl.int64) * TILE + tl.arange(0, TILE)
     first, last = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
-    return _entry(a, b, i, i < numel, 1.0, again, False), i, _piece_of(i, first, last, starts), i < numel
+    return _entry(a, b, i, i < numel, 1.0, again, False), i, piece_of(i, first, last, starts), i < numel
 
 
 @triton.jit

@@ -1,0 +1,73 @@
+"""The second moments of a bucket's parameters, taken from a watched model as DDP hands over its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from thinwire.channel import Channel
+from thinwire.errors import AttachError
+from thinwire.exchange import Group
+from thinwire.feedback import Need
+from thinwire.layout import Layout
+
+if TYPE_CHECKING:
+    from thinwire.moments import Moments
+
+UNKNOWN = 1 << 62
+"""The number of terms of a parameter that a rank did not use."""
+
+
+class SecondMoments:
+    """q for those parameters whose rule needs it."""
+
+    def __init__(self, channel: Channel, moments: Moments, parameters: Mapping[str, Tensor]) -> None:
+        self._channel, self._moments = channel, moments
+        self._needed = {name for name, rule in channel.rules.items() if Need.MOMENTS in rule.needs}
+        for name in sorted(self._needed):
+            if not moments.watches(name, parameters[name]):
+                raise AttachError(
+                    f"{channel.rules[name]} needs the second moment of parameter {name!r}, which is not watched: call "
+                    "thinwire.moments.watch on this very model once all its parameters are trained"
+                )
+
+    def take(self, layout: Layout, scale: float) -> Tensor | None:
+        """q of a bucket in unscaled units, zero where no rule needs it; None where none does. Then it is cleared."""
+        if not self._needed_of(layout):
+            return None
+        return torch.cat([self._pop(piece.name, scale) for piece in layout.pieces])
+
+    def unknown(self, layout: Layout) -> Tensor:
+        """What takes the place of q where it could not be computed: NaN, which every rank will refuse."""
+        first = self._channel.parameters[layout.pieces[0].name]
+        return torch.full((layout.numel,), float("nan"), dtype=first.state_dtype, device=first.device)
+
+    def terms(self, layout: Layout) -> dict[str, int]:
+        """How many gradients were squared for each parameter that needs it and was never exchanged before."""
+        fresh = [name for name in self._needed_of(layout) if name not in self._channel.started]
+        return {name: self._moments.terms(name) or UNKNOWN for name in fresh}
+
+    def check_terms(self, layout: Layout, terms: Mapping[str, int], group: Group) -> None:
+        """Refuse, on all ranks alike, a batch that is too small on any of them; asked once for each parameter."""
+        fresh = [name for name in self._needed_of(layout) if name not in self._channel.started]
+        if fresh:
+            device = self._channel.parameters[fresh[0]].device
+            mine = torch.tensor([terms.get(name, UNKNOWN) for name in fresh], device=device)
+            for name, least in zip(fresh, group.least(mine).tolist(), strict=True):
+                self._channel.rules[name].admit_terms(name, least)
+
+    def clear(self) -> None:
+        """Forget what no bucket asked for."""
+        self._moments.clear()
+
+    def _needed_of(self, layout: Layout) -> list[str]:
+        return [piece.name for piece in layout.pieces if piece.name in self._needed]
+
+    def _pop(self, name: str, scale: float) -> Tensor:
+        if name in self._needed:
+            return self._moments.pop(name, scale).reshape(-1)
+        info = self._channel.parameters[name]
+        return torch.zeros(info.numel, dtype=info.state_dtype, device=info.device)

@@ -1,0 +1,42 @@
+"""The device that a run computes on: whether it is there, what it is, and how it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from thinwire.errors import BackendError
+
+
+def check_device(device: str) -> None:
+    """A `BackendError` where a GPU is asked for and torch sees none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BackendError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
+
+
+def accelerator(device: str) -> dict[str, str] | None:
+    """What the record says of a GPU; None for a CPU."""
+    if device != "cuda":
+        return None
+    return {"name": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), "float32_products": "TF32"}
+
+
+@contextmanager
+def fast_products(device: str) -> Iterator[None]:
+    """On a GPU: products of float32 numbers in TF32 (10 bits of mantissa, float32 sums), and cuDNN picks by trial.
+
+    The record says so, and results then differ in their last bits from run to run.
+    """
+    if device != "cuda":
+        yield
+        return
+    precision, trial = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = trial

@@ -1,0 +1,45 @@
+"""n simulated workers: each computes with its own batch, statistics and random numbers, on one model and one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import nn
+
+from thinwire.experiments.backward import Backward, Computed
+from thinwire.experiments.statistics import WorkerStatistics
+from thinwire.problems.task import Batch
+
+
+@final
+class Workers:
+    """Workers that share the parameters, since they always hold equal ones, and nothing else."""
+
+    def __init__(self, model: nn.Module, backward: Backward, workers: int, seed: int) -> None:
+        self._backward, self._seed = backward, seed
+        self._devices = [p.device for p in model.parameters() if p.is_cuda][:1]
+        self._statistics = WorkerStatistics(model, workers)
+
+    def compute(self, step: int, batches: Sequence[Batch]) -> list[Computed]:
+        """Every worker's share of a step; torch's generators are left as they were."""
+        with torch.random.fork_rng(devices=self._devices):
+            return [self._one(step, worker, batch) for worker, batch in enumerate(batches)]
+
+    def _one(self, step: int, worker: int, batch: Batch) -> Computed:
+        self._statistics.load_(worker)
+        torch.manual_seed(dropout_seed(self._seed, step, worker))
+        computed = self._backward(worker, batch)
+        self._statistics.save_(worker)
+        return computed
+
+    def settle(self) -> None:
+        """Bring the model into the state that is evaluated."""
+        self._statistics.average_()
+
+
+def dropout_seed(seed: int, step: int, worker: int) -> int:
+    """Where torch's generator starts for one worker's pass."""
+    return int(np.random.SeedSequence((seed, step, worker)).generate_state(1, np.uint64)[0] >> np.uint64(1))

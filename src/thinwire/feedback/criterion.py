@@ -1,0 +1,84 @@
+"""What VGC's two algorithms share: a number is sent once its accumulated gradient is unambiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.errors import ConfigError
+from thinwire.feedback.base import Feedback, Need, Signal, Slot, State, mean_into
+from thinwire.feedback.target import Target
+from thinwire.layout import Layout
+from thinwire.payload import Payload
+from thinwire.schedule import Number, at, bounds, is_moving, is_number
+
+TOTAL, SQUARES = Slot("total"), Slot("squares")
+"""r, the sum of the gradients since the last sending, and v, that of the squared per-sample gradients.
+
+For another number of workers both are averaged. The mean of what is kept is thus kept; v then is that of one worker,
+n times what belongs to a mean of n, so that a number waits for a little longer than it would have to.
+"""
+
+
+class Criterion(Feedback):
+    """r^2 > alpha v, with r <- r + g and v <- v + q (Tsuzuku, Imachi and Akiba 2018, criterion 3).
+
+    q = sum_z c_z^2 over the per-sample gradients c_z that sum to g. With n of them since the last sending this is
+    |t| > sqrt(alpha (n - 1) / (n - alpha)) for Student's t of the mean gradient. As r^2 <= n v, alpha must be below the
+    number of samples in a worker's batch, or no number could pass in one step.
+    """
+
+    alpha: Number | Target
+    zeta: float
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MOMENTS})
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        if isinstance(self.alpha, Target):
+            return TOTAL, SQUARES, Slot("alpha", single=True, initial=self.alpha.start)
+        return TOTAL, SQUARES
+
+    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, payloads)
+
+    def residual(self, signal: Signal, state: State) -> Tensor:
+        return state["total"]
+
+    def admit(self, name: str, numel: int) -> None:
+        """Every parameter will do."""
+
+    def admit_terms(self, name: str, terms: int) -> None:
+        alpha = self.alpha.start if isinstance(self.alpha, Target) else bounds(self.alpha)[1]
+        if terms <= alpha:
+            raise ConfigError(
+                f"{self} on parameter {name!r}: r^2 / v cannot exceed the number of gradients that were squared in a "
+                f"step, {terms} on some rank, so nothing could pass alpha = {alpha} in one step. Take larger batches "
+                "(or more micro-batches) on every rank, or a smaller alpha"
+            )
+
+    def alphas(self, layout: Layout, state: State, step: int) -> Tensor:
+        """alpha of each piece, in the state's type, on its device."""
+        if isinstance(self.alpha, Target):
+            return state["alpha"]
+        return state["total"].new_full((len(layout.pieces),), at(self.alpha, step))
+
+    def steer_(self, positions: Tensor, layout: Layout, state: State) -> None:
+        """Move alpha towards its target, if it has one, after `positions` were sent."""
+        if isinstance(self.alpha, Target):
+            self.alpha.move_(state["alpha"], positions, layout)
+
+
+def check_criterion(rule: Criterion) -> None:
+    """Check alpha and zeta."""
+    if not isinstance(rule.alpha, Target):
+        if not is_moving(rule.alpha):
+            raise ConfigError(
+                f"{rule.name} alpha must be a positive number, warmup(...) or target(...), got {rule.alpha!r}"
+            )
+        low, high = bounds(rule.alpha)
+        if not (0 < low and high < float("inf")):
+            raise ConfigError(f"{rule.name} alpha must be a positive number (1 to 2 in the paper), got {rule.alpha}")
+    if not (is_number(rule.zeta) and 0 < rule.zeta <= 1):
+        raise ConfigError(f"{rule.name} zeta must lie in (0, 1] (0.999 in the paper), got {rule.zeta!r}")

@@ -1,0 +1,45 @@
+"""Variance-based compression with Strom's threshold: what is unambiguous and large is sent, as one sign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.compressors.threshold import check_tau
+from thinwire.feedback.base import Signal, State
+from thinwire.feedback.criterion import Criterion, check_criterion
+from thinwire.feedback.target import Target
+from thinwire.layout import Layout
+from thinwire.ops import Key, variance_strom_
+from thinwire.payload import Payload, Sparse
+from thinwire.payload.values import SIGN_ONLY
+from thinwire.schedule import Number, at
+
+
+@dataclass(frozen=True)
+class Hybrid(Criterion):
+    """VGC with Strom's threshold (Tsuzuku, Imachi and Akiba 2018, algorithm 2).
+
+        r <- r + g;   v <- v + q;   S = {i : |r_i| > tau and r_i^2 > alpha v_i};   out = (1/n) sum_w sign(r_S) tau
+        v_S <- max(v_S - 2 |r_S| tau + tau^2, 0);   r_S <- r_S - sign(r_S) tau;   v <- zeta v elsewhere
+
+    At most one tau a number and step: a large remainder takes several. v is corrected by the r before the subtraction,
+    as if all of r came from one sample; where |r| <= (alpha + sqrt(alpha^2 - alpha)) tau that leaves nothing of it.
+    """
+
+    tau: Number
+    alpha: Number | Target = 2.0
+    zeta: float = 0.999
+    name: ClassVar[str] = "hybrid"
+
+    def __post_init__(self) -> None:
+        check_tau(self.name, self.tau)
+        check_criterion(self)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        r, v = state["total"], state["squares"]
+        assert signal.moment is not None  # engines see to what a rule needs
+        alphas, tau = self.alphas(layout, state, key.step), at(self.tau, key.step)
+        chosen, values = variance_strom_(r, v, signal.value, signal.moment, layout, alphas, self.zeta, tau)
+        self.steer_(chosen, layout, state)
+        return Sparse(chosen, values, layout, SIGN_ONLY, counted=False)

@@ -1,0 +1,47 @@
+"""An alpha that moves, for each parameter by itself, to hold a ratio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.errors import ConfigError
+from thinwire.layout import Layout
+from thinwire.payload.pieces import counts_of, lengths
+from thinwire.schedule import is_number
+from thinwire.text import Named
+
+
+@dataclass(frozen=True)
+class Target(Named):
+    """Send one number in `ratio`, in the mean over steps; not in the paper.
+
+        alpha <- clip(alpha * clip(1 + gain (ratio k / d - 1), 1/2, 2), start / 16, 16 start)
+
+    where k of a parameter's d numbers were sent this step. It stands still where the mean of k is d / ratio; a step
+    without any lowers alpha by the share `gain`. A larger gain follows faster and sends slightly more than asked for.
+    Each worker moves its own alpha, which is saved with its state as one number a parameter.
+    """
+
+    ratio: float
+    start: float = 1.5
+    gain: float = 0.01
+    name: ClassVar[str] = "target"
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.ratio) and 1 < self.ratio < float("inf")):
+            raise ConfigError(
+                f"target ratio must be above 1, such as 100 for one number in a hundred, got {self.ratio!r}"
+            )
+        if not (is_number(self.start) and 0 < self.start < float("inf")):
+            raise ConfigError(f"target start must be a positive number, got {self.start!r}")
+        if not (is_number(self.gain) and 0 < self.gain < 0.5):
+            raise ConfigError(f"target gain must lie in (0, 0.5), got {self.gain!r}")
+
+    def move_(self, alphas: Tensor, positions: Tensor, layout: Layout) -> None:
+        """alpha of each piece, after `positions` were sent, in place."""
+        share = counts_of(positions, layout).to(alphas.dtype) / lengths(layout, alphas.device).clamp(min=1)
+        factor = 1 + self.gain * (self.ratio * share - 1)
+        alphas.mul_(factor.clamp_(0.5, 2)).clamp_(self.start / 16, self.start * 16)

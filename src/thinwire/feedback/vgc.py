@@ -1,0 +1,74 @@
+"""Variance-based compression: what is unambiguous is sent, in four bits; the rest is added up until it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.errors import AttachError, ConfigError
+from thinwire.feedback.base import Signal, State
+from thinwire.feedback.criterion import Criterion, check_criterion
+from thinwire.feedback.target import Target
+from thinwire.layout import Layout
+from thinwire.ops import Key, variance_
+from thinwire.payload import Payload, Sparse, Words
+from thinwire.payload.values import value_format
+from thinwire.payload.words import LIMIT
+from thinwire.schedule import Number
+
+
+@dataclass(frozen=True)
+class VGC(Criterion):
+    """VGC (Tsuzuku, Imachi and Akiba 2018, algorithm 1).
+
+        r <- r + g;   v <- v + q;   S = {i : r_i^2 > alpha v_i};   c = Encode(r_S);   out = (1/n) sum_w c_w
+        r_S <- 0;   v_S <- 0;   v <- zeta v elsewhere
+
+    g is a worker's gradient, q = sum_z (grad f_z / |B|)^2: the engine must supply it (see `thinwire.moments`). Encode
+    is a sign and a power of two in 4 bits, relative to the largest of a parameter's numbers in S; what it rounds is
+    not fed back.
+
+    A number of S that is more than 2^7 times smaller than that largest one cannot be written. It stays, as if it were
+    not in S; `drop_small=True` is the paper's text to the letter, which loses it. `values` are those of `TopK`;
+    `positions="word"` packs 28 bits of position and 4 of value into words, as the paper counts them, in place of the
+    shorter code. `alpha` may be a `Warmup`, or a `Target` that holds a ratio.
+    """
+
+    alpha: Number | Target = 1.5
+    zeta: float = 0.999
+    values: str = "exponent4"
+    positions: str = "entropy"
+    drop_small: bool = False
+    name: ClassVar[str] = "vgc"
+
+    def __post_init__(self) -> None:
+        check_criterion(self)
+        value_format(self.values)
+        if self.positions not in ("entropy", "word"):
+            raise ConfigError(f"vgc positions must be entropy or word, got {self.positions!r}")
+        if self.positions == "word" and self.values != "exponent4":
+            raise ConfigError(
+                f"vgc positions=word leaves 4 bits for a value: values must be exponent4, got {self.values}"
+            )
+        if not isinstance(self.drop_small, bool):
+            raise ConfigError(f"vgc drop_small must be True or False, got {self.drop_small!r}")
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        r, v = state["total"], state["squares"]
+        assert signal.moment is not None  # engines see to what a rule needs
+        alphas = self.alphas(layout, state, key.step)
+        chosen, values, squares = variance_(r, v, signal.value, signal.moment, layout, alphas, self.zeta)
+        sent = Sparse.rounded(chosen, values, layout, value_format(self.values), counted=False)
+        if sent.elements < len(chosen) and not self.drop_small:
+            r[chosen], v[chosen] = values, self.zeta * squares
+            r[sent.positions], v[sent.positions] = 0, 0
+        self.steer_(sent.positions, layout, state)
+        return Words.of(sent) if self.positions == "word" else sent
+
+    def admit(self, name: str, numel: int) -> None:
+        """With words, refuse a parameter that they cannot reach all of."""
+        if self.positions == "word" and numel >= LIMIT:
+            raise AttachError(
+                f"{self}: parameter {name!r} has {numel} numbers, and words of 28 + 4 bits reach {LIMIT}: use "
+                "positions=entropy"
+            )

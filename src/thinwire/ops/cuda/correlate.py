@@ -1,0 +1,120 @@
+"""Σ_z c_z² of a convolution's per-sample weight gradients c_z on a GPU, without ever writing a c_z to memory.
+
+A program owns a tile of the weight (output channels × numbers under the kernel) and some of the samples. For each of
+these it forms the tile of c_z with tensor cores, squares it and adds it up, all in registers. Products are as many as
+in the weight gradient itself. Few tiles are shared out by samples, and the shares added in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.ops.cuda.launch import aligned, launcher
+
+Shape = tuple[int, ...]
+
+TILE_OUT, TILE_KERNEL, TILE_PLACES = 64, 128, 16
+ENOUGH = 1056
+"""So many programs keep 132 multiprocessors busy; fewer tiles are shared out by samples."""
+
+
+@triton.jit
+def _correlate(
+    image, delta, partial, samples, share, channels, height, width, outputs, out_width,
+    kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, outputs_a_group, channels_a_group,
+    places: tl.constexpr, precision: tl.constexpr, TILE_O: tl.constexpr, TILE_K: tl.constexpr, TILE_L: tl.constexpr,
+):  # fmt: skip
+    kernel_numbers = channels_a_group * kernel_height * kernel_width
+    tiles_k = tl.cdiv(kernel_numbers, TILE_K)
+    o = (tl.program_id(0) // tiles_k) * TILE_O + tl.arange(0, TILE_O)
+    k = (tl.program_id(0) % tiles_k) * TILE_K + tl.arange(0, TILE_K)
+    group = tl.program_id(1)
+    first = tl.program_id(2) * share
+    last = tl.minimum(first + share, samples)
+    channel = k // (kernel_height * kernel_width)
+    in_kernel = k % (kernel_height * kernel_width)
+    under = (
+        (group * channels_a_group + channel) * height + in_kernel // kernel_width * dilation_y
+    ) * width + in_kernel % kernel_width * dilation_x
+    rows = (group * outputs_a_group + o) * places
+    some_o, some_k = o < outputs_a_group, k < kernel_numbers
+    total = tl.zeros((TILE_O, TILE_K), dtype=tl.float32)
+    z = first
+    while z < last:
+        gradient = tl.zeros((TILE_O, TILE_K), dtype=tl.float32)
+        delta_z = delta + z.to(tl.int64) * outputs * places
+        image_z = image + z.to(tl.int64) * channels * height * width
+        for start in range(0, places, TILE_L):
+            place = start + tl.arange(0, TILE_L)
+            some = place < places
+            over = place // out_width * stride_y * width + place % out_width * stride_x
+            left = tl.load(delta_z + rows[:, None] + place[None, :], mask=some_o[:, None] & some[None, :], other=0.0)
+            right = tl.load(image_z + under[:, None] + over[None, :], mask=some_k[:, None] & some[None, :], other=0.0)
+            gradient = tl.dot(left, tl.trans(right), gradient, input_precision=precision)
+        total += gradient * gradient
+        z += 1
+    numbers = outputs.to(tl.int64) * kernel_numbers
+    where = (group * outputs_a_group + o).to(tl.int64)[:, None] * kernel_numbers + k[None, :]
+    tl.store(partial + tl.program_id(2) * numbers + where, total, mask=some_o[:, None] & some_k[None, :])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work on one set of shapes is shared out, and what the kernel is told of them."""
+
+    grid: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    places: int
+
+    @property
+    def shares(self) -> int:
+        return self.grid[2]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    image: Shape, delta: Shape, out: Shape, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> Plan:
+    samples, outputs_a_group, numbers_a_group = delta[0], out[0] // groups, math.prod(out[1:])
+    tiles = triton.cdiv(outputs_a_group, TILE_OUT) * triton.cdiv(numbers_a_group, TILE_KERNEL)
+    share = triton.cdiv(samples, min(samples, triton.cdiv(ENOUGH, tiles * groups)))
+    sizes = (
+        samples, share, image[1], *_plane(image), out[0], delta[-1],
+        *_plane(out), *_pair(stride), *_pair(dilation), outputs_a_group, image[1] // groups,
+    )  # fmt: skip
+    return Plan((tiles, groups, triton.cdiv(samples, share)), sizes, math.prod(delta[2:]))
+
+
+def correlation_squares_(
+    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    """See `reference.correlation_squares_`; for one or two spatial dimensions in float32."""
+    image, delta = image.contiguous(), delta.contiguous()
+    plan = _plan(image.shape, delta.shape, out.shape, tuple(stride), tuple(dilation), groups)
+    alone = plan.shares == 1 and beta == 0
+    partial = out if alone else torch.empty(plan.shares, *out.shape, dtype=out.dtype, device=out.device)
+    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    launch = launcher("correlate", plan, precision, aligned(image, delta, partial))
+    launch(
+        "correlate", _correlate, plan.grid, image, delta, partial, *plan.sizes,
+        plan.places, precision, TILE_OUT, TILE_KERNEL, TILE_PLACES, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if not alone:
+        torch.sum(partial, 0, out=out) if beta == 0 else out.add_(partial.sum(0))
+
+
+def _plane(shape: Shape) -> tuple[int, int]:
+    """Height and width; one dimension is a plane of height 1."""
+    return (1, shape[2]) if len(shape) == 3 else (shape[2], shape[3])
+
+
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    return (1, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
