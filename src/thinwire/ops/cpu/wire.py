@@ -103,8 +103,8 @@ def _unpack(
 
 @njit(nogil=True, cache=True)
 def _add(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
-    for i in range(positions.size):
-        out[np.uint64(positions[i])] += alpha * values[i]  # unsigned: no place counts from the end (one thread: 8 to 18 % faster)
+    for i in range(positions.size):  # unsigned: no place counts from the end (one thread: 8 to 18 % faster)
+        out[np.uint64(positions[i])] += alpha * values[i]
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
