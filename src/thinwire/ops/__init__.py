@@ -41,6 +41,16 @@ def unpack_positions(
     return implementation(reference.unpack_positions, low.device.type)(low, bitmap, width, length, count, bound)
 
 
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """What Elias-Fano is given to code gaps: low parts of the gaps, and above them the sums of their high parts."""
+    return implementation(reference.sums_of_gaps, positions.device.type)(positions, width)
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The positions whose `sums_of_gaps` these are, in their place."""
+    return implementation(reference.positions_of_sums_, sums.device.type)(sums, width)
+
+
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """The place of the first piece that holds NaN or infinity, or -1, as a tensor without dimensions."""
     return implementation(reference.first_nonfinite, x.device.type)(x, layout)

@@ -391,6 +391,19 @@ def unpack_positions(
     return positions.clamp_(max=bound - 1), count, ascending
 
 
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """Each gap before a position, its quotient by 2^width replaced by the sum of the quotients so far."""
+    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
+    return ((gaps >> width).cumsum(0) << width) | (gaps & ((1 << width) - 1))
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The reverse of `sums_of_gaps`, in place."""
+    quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
+    gaps = (quotients << width) | (sums & ((1 << width) - 1))
+    return sums.copy_((gaps + 1).cumsum(0) - 1)
+
+
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """out[positions] += alpha * values, for positions that differ from each other."""
     return out.index_add_(0, positions, values, alpha=alpha)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import WireError
+from thinwire.payload.message import copy
 
 T = TypeVar("T")
 Span = tuple[int, bytes, int]
@@ -60,7 +61,7 @@ class Reader:
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
         """The next `count` numbers of `dtype`."""
-        return self.take(count * dtype.itemsize).clone().view(dtype)
+        return copy(self.take(count * dtype.itemsize)).view(dtype)
 
     def bits(self, count: int) -> Tensor:
         """The words that hold the next `count` bits; those left over must be zero."""
