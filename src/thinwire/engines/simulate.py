@@ -114,10 +114,10 @@ class Simulation:
         self._check_step_sizes(step_sizes)
         if moments is not None:
             self._check(moments, "second moment")
-            self._check_served(gradients, moments, Need.MOMENTS, "moment")
+            moments = self._needed(Need.MOMENTS, moments, gradients, "moment")
         if previous is not None:
             self._check(previous, "previous gradient")
-            self._check_served(gradients, previous, Need.PREVIOUS, "previous one")
+            previous = self._needed(Need.PREVIOUS, previous, gradients, "previous one")
         for channel in self.channels:
             channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
@@ -144,14 +144,16 @@ class Simulation:
                         f"the parameter {tuple(known.shape)}"
                     )
 
-    def _check_served(
-        self, gradients: Sequence[Gradients], more: Sequence[Mapping[str, Tensor]], need: Need, what: str
-    ) -> None:
-        """Refuse a gradient without what goes with it, where its rule needs it."""
-        for name, rule in self.channels[0].rules.items():
-            for worker, (gradient, other) in enumerate(zip(gradients, more, strict=True)):
-                if need in rule.needs and gradient.get(name) is not None and other.get(name) is None:
+    def _needed(
+        self, need: Need, given: Sequence[Mapping[str, Tensor]], gradients: Sequence[Gradients], what: str
+    ) -> Sequence[Mapping[str, Tensor]] | None:
+        """What was given for those parameters whose rule needs it, if any; a gradient without it is refused."""
+        needed = {name: rule for name, rule in self.channels[0].rules.items() if need in rule.needs}
+        for worker, (gradient, own) in enumerate(zip(gradients, given, strict=True)):
+            for name, rule in needed.items():
+                if gradient.get(name) is not None and own.get(name) is None:
                     raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the {what} {rule} needs")
+        return [{name: own[name] for name in needed if name in own} for own in given] if needed else None
 
     def _check_step_sizes(self, step_sizes: Mapping[str, float] | None) -> None:
         for name in self.parameters:
