@@ -349,19 +349,19 @@ class _Gradients:
 
     def at(self, step: int) -> tuple[list[Gradients], list[Gradients] | None]:
         """Gradients at the workers' points, and those of the same samples at the points of the step before."""
-        points = self._simulation.points
-        if self._simulation.wants_full and isinstance(self._problem, FiniteSum):
-            now = [self._problem.full_gradient(worker, points) for worker in range(self._problem.workers)]
-        else:
-            now = self._all(points, step)
+        full, points = self._simulation.wants_full, self._simulation.points
+        now = self._all(points, step, full)
         if Need.PREVIOUS not in self._simulation.needs:
             return now, None
-        previous = now if self._before is None else self._all(self._before, step)
+        previous = now if self._before is None else self._all(self._before, step, full)
         self._before = {name: point.clone() for name, point in points.items()}
         return now, previous
 
-    def _all(self, points: Mapping[str, Tensor], step: int) -> list[Gradients]:
-        return [self._problem.gradient(worker, points, step) for worker in range(self._problem.workers)]
+    def _all(self, points: Mapping[str, Tensor], step: int, full: bool) -> list[Gradients]:
+        workers = range(self._problem.workers)
+        if full and isinstance(self._problem, FiniteSum):
+            return [self._problem.full_gradient(worker, points) for worker in workers]
+        return [self._problem.gradient(worker, points, step) for worker in workers]
 
 
 def _watched(run: Trajectory, problem: Problem, steps: int, every: int) -> Iterator[int]:

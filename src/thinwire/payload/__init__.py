@@ -56,7 +56,7 @@ def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.d
 def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
     """out += alpha * each decoded payload, in their order, in place."""
     payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
-    if all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
+    if payloads and all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
         sparse = cast(Sequence[Sparse], payloads)
         return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)
     for payload in payloads:
