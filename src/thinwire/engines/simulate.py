@@ -248,7 +248,7 @@ class Simulation:
     def _broadcast(self, rule: EF21P, name: str, point: Tensor) -> None:
         channel = self.channels[0]
         layout, untold = channel.layout([name]), channel.server.view(name, UNTOLD.name)
-        untold.copy_((self.parameters[name] - point).view(-1))
+        untold.copy_((self.parameters[name] - point).reshape(-1))
         rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
 
     def state_dict(self) -> dict[str, Any]:
