@@ -67,16 +67,17 @@ def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
     >>> [(each.setting, round(each.step, 4)) for each in admissible(parse("ef21(topk(count=1))"), one, 16)]
     [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0077)]
     """
-    return list(_STEPS[_known(rule).name](Case(rule, smoothness, d)))
+    return list(_STEPS[covered(rule).name](Case(rule, smoothness, d)))
 
 
 def method_recursion(rule: Rule, d: int, workers: int) -> Recursion:
     """θ and β of a rule on d numbers."""
     nothing = np.ones(workers)
-    return Case(_known(rule), Smoothness(1.0, 1.0, nothing, nothing, nothing.astype(np.int64)), d).recursion
+    return Case(covered(rule), Smoothness(1.0, 1.0, nothing, nothing, nothing.astype(np.int64)), d).recursion
 
 
-def _known(rule: Rule) -> Feedback:
+def covered(rule: Rule) -> Feedback:
+    """The rule, if there is a theory of it; else a `ConfigError` that names those of which there is."""
     if not isinstance(rule, Feedback) or rule.name not in _STEPS:
         raise ConfigError(f"there is no theory of {rule} here; there is of {', '.join(sorted(_STEPS))}")
     return rule
