@@ -26,7 +26,7 @@ from thinwire.ops.reference import qsgd_levels as qsgd_levels
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
+    """Ascending positions as Elias-Fano words: `width` low bits each, and a map of `length` bits, as bytes."""
     return implementation(reference.pack_positions, positions.device.type)(positions, width, length)
 
 
@@ -39,6 +39,16 @@ def unpack_positions(
     can be given at once, one in each row; all that is returned then has rows too.
     """
     return implementation(reference.unpack_positions, low.device.type)(low, bitmap, width, length, count, bound)
+
+
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """What Elias-Fano is given to code gaps: low parts of the gaps, and above them the sums of their high parts."""
+    return implementation(reference.sums_of_gaps, positions.device.type)(positions, width)
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The positions whose `sums_of_gaps` these are, in their place."""
+    return implementation(reference.positions_of_sums_, sums.device.type)(sums, width)
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
@@ -187,6 +197,29 @@ def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor,
 def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> Tensor:
     """out += alpha * 2^(code - 127), or -= it where the entry's bit is set."""
     return implementation(reference.add_powers_, out.device.type)(out, codes, negative, alpha)
+
+
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Each value as the nearer power of two, at most seven below the largest of its piece; zero where it is less."""
+    return implementation(reference.nearest_powers, values.device.type)(values, positions, layout)
+
+
+def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are not zero, and their positions."""
+    return implementation(reference.without_zeros, values.device.type)(positions, values)
+
+
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Each piece's largest exponent, and 4 bits for each power of two: how far it lies below that, and its sign."""
+    return implementation(reference.exponent_codes, powers.device.type)(powers, positions, layout)
+
+
+def exponent_values(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The powers of `exponent_codes`, whether no piece without exponent has any, and whether each exponent is right."""
+    run = implementation(reference.exponent_values, packed.device.type)
+    return run(exponent, packed, positions, layout, dtype)
 
 
 def pack_bits(bits: Tensor) -> Tensor:

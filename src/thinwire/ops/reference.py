@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.blocks import level_factors, spread
+from thinwire.ops.blocks import level_factors, piece_of, spread
+from thinwire.ops.exponents import NO_VALUE, exponents, power
 from thinwire.ops.keys import random_bits, uniform
 
 
@@ -285,6 +286,51 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     return out.add_(torch.where(unpack_bits(negative, out.numel()), -step, step))
 
 
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Each value as the nearer power of two (1.5 * 2^e goes up), at most 2^E, E = floor(log2 max|v|) of its piece.
+
+    Zero where that lies below 2^(E - 7). Positions ascend, and values are finite.
+    """
+    groups = piece_of(positions, layout)
+    top = exponents(values, groups, len(layout.pieces))[groups].to(torch.int64)
+    mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
+    nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
+    sent = (values != 0) & (top - nearest <= 7)
+    return torch.where(sent, power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
+
+
+def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are not zero, and their positions."""
+    kept = values.nonzero().squeeze(1)
+    return positions[kept], values[kept]
+
+
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Each piece's E, and the codes of +-2^(E - d), 4 bits each: d in 0..7, and above it a bit for the sign.
+
+    The powers are those of `nearest_powers` that are not zero. A piece without any has E = NO_VALUE.
+    """
+    groups = piece_of(positions, layout)
+    exponent = exponents(powers, groups, len(layout.pieces))
+    depth = exponent[groups].to(torch.int64) - (torch.frexp(powers).exponent.to(torch.int64) - 1)
+    return exponent, pack_codes(depth | ((powers < 0).to(torch.int64) << 3), 4)
+
+
+def exponent_values(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of `exponent_codes`, whether no piece without E holds any, and whether each E is that of its piece.
+
+    The latter two as tensors without dimensions. A number that the type does not hold makes the last one false.
+    """
+    groups = piece_of(positions, layout)
+    codes, top = unpack_codes(packed, 4, positions.numel()), exponent[groups].to(torch.int64)
+    magnitude = power(top - (codes & 7), dtype)
+    fits = ((magnitude > 0) & magnitude.isfinite()).all()
+    right = fits & (exponents(magnitude, groups, len(layout.pieces)) == exponent).all()
+    return torch.where(codes >= 8, -magnitude, magnitude), (top != NO_VALUE).all(), right
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """A vector of booleans as bytes, lowest bit first, padded with zeros."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
@@ -311,11 +357,18 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place."""
+    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place.
+
+    Zeros fill both up to whole words of four bytes.
+    """
     marks = torch.zeros(length, dtype=torch.bool, device=positions.device)
     marks[(positions >> width) + torch.arange(positions.numel(), device=positions.device)] = True
     low = pack_codes(positions & ((1 << width) - 1), width) if width else marks.new_empty(0, dtype=torch.uint8)
-    return low, pack_bits(marks)
+    return _whole_words(low), _whole_words(pack_bits(marks))
+
+
+def _whole_words(packed: Tensor) -> Tensor:
+    return torch.nn.functional.pad(packed, (0, -packed.numel() % 4))
 
 
 def unpack_positions(
@@ -336,6 +389,19 @@ def unpack_positions(
     positions = (high << width) | (unpack_codes(low, width, count) if width else 0)
     ascending = not bool((positions.diff() <= 0).any() or (positions >= bound).any())
     return positions.clamp_(max=bound - 1), count, ascending
+
+
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """Each gap before a position, its quotient by 2^width replaced by the sum of the quotients so far."""
+    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
+    return ((gaps >> width).cumsum(0) << width) | (gaps & ((1 << width) - 1))
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The reverse of `sums_of_gaps`, in place."""
+    quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
+    gaps = (quotients << width) | (sums & ((1 << width) - 1))
+    return sums.copy_((gaps + 1).cumsum(0) - 1)
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -65,7 +65,7 @@ def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
     >>> from thinwire import parse
     >>> one = Smoothness(1.0, 1.0, np.ones(4), np.ones(4), np.ones(4, dtype=np.int64))
     >>> [(each.setting, round(each.step, 4)) for each in admissible(parse("ef21(topk(count=1))"), one, 16)]
-    [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0077)]
+    [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0226)]
     """
     return list(_STEPS[covered(rule).name](Case(rule, smoothness, d)))
 
