@@ -7,7 +7,17 @@ from typing import Any
 
 from thinwire.feedback import Rule
 from thinwire.problems import FiniteSum
-from thinwire.theory import Admissible, Recursion, Smoothness, admissible, check_count, covered, method_recursion, young
+from thinwire.theory import (
+    Admissible,
+    Recursion,
+    Smoothness,
+    admissible,
+    check_count,
+    compressor_of,
+    covered,
+    method_recursion,
+    young,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +67,11 @@ class Constants:
 def constants(rule: Rule, problem: FiniteSum) -> Constants:
     """The constants of `rule` on `problem`; a rule without theory, or with k > d, is a `ConfigError`."""
     rule = covered(rule)
-    check_count(rule.compressor, problem.d)  # before the eigenvalues, which can take seconds
+    compressor = compressor_of(rule)
+    check_count(compressor, problem.d)  # before the eigenvalues, which can take seconds
     smoothness = problem.smoothness()
     steps = admissible(rule, smoothness, problem.d)
-    alpha = rule.compressor.delta(problem.d)
+    alpha = compressor.delta(problem.d)
     return Constants(
         method=str(rule),
         rows=len(problem.targets),
@@ -69,7 +80,7 @@ def constants(rule: Rule, problem: FiniteSum) -> Constants:
         nbytes=problem.nbytes,
         smoothness=smoothness,
         alpha=alpha if alpha > 0 else None,
-        omega=rule.compressor.omega(problem.d),
+        omega=compressor.omega(problem.d),
         recursion=method_recursion(rule, problem.d, problem.workers) if alpha > 0 or steps else None,
         steps=steps,
     )
