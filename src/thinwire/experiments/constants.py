@@ -81,6 +81,6 @@ def constants(rule: Rule, problem: FiniteSum) -> Constants:
         smoothness=smoothness,
         alpha=alpha if alpha > 0 else None,
         omega=compressor.omega(problem.d),
-        recursion=method_recursion(rule, problem.d, problem.workers) if alpha > 0 or steps else None,
+        recursion=method_recursion(rule, problem.d, problem.workers),
         steps=steps,
     )

@@ -70,10 +70,13 @@ def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
     return list(_STEPS[covered(rule).name](Case(rule, smoothness, d)))
 
 
-def method_recursion(rule: Rule, d: int, workers: int) -> Recursion:
-    """θ and β of a rule on d numbers."""
-    nothing = np.ones(workers)
-    return Case(covered(rule), Smoothness(1.0, 1.0, nothing, nothing, nothing.astype(np.int64)), d).recursion
+def method_recursion(rule: Rule, d: int, workers: int) -> Recursion | None:
+    """θ and β of a rule on d numbers; None where its compressor is no contraction and its theory needs none."""
+    rule = covered(rule)
+    if rule.name not in _RECURSIONS and compressor_of(rule).delta(d) <= 0:
+        return None
+    any_ = np.ones(workers)
+    return Case(rule, Smoothness(1.0, 1.0, any_, any_, any_.astype(np.int64)), d).recursion
 
 
 def compressor_of(rule: Feedback) -> Compressor:
