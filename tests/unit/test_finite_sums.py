@@ -257,7 +257,8 @@ def test_a_small_concentration_separates_the_labels_and_a_large_one_does_not() -
     [
         (lambda: file_order(10, 11), "11 workers share 10 rows: some would have none; take at most 10 workers"),
         (lambda: iid(10, 0), "at least 1 worker, got 0"),
-        (lambda: label_skewed(np.ones(4), 2, 0.0), "concentration .* above 0, got 0"),
+        (lambda: label_skewed(np.ones(4), 2, 0.0), "finite concentration above 0, got 0"),
+        (lambda: label_skewed(np.ones(4), 2, float("inf")), "finite concentration above 0, got inf"),
         (lambda: split_rows("odd", np.ones(4), 2), "unknown split 'odd'; the splits are file, iid, skewed"),
         (lambda: Shards(np.arange(4), np.array([0, 2, 2, 4])), r"worker 1 \(of 3; 1 in all\) has no rows"),
         (lambda: Shards(np.array([0, 1, 1]), np.array([0, 3])), "a row belongs to two workers"),

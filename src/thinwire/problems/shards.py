@@ -65,8 +65,8 @@ def label_skewed(labels: Any, workers: int, concentration: float = 0.5, seed: in
     Sizes differ by one at most, so no worker goes empty; a class that has run out is replaced by what is left (Hsu, Qi
     and Brown 2019). Small concentrations give workers of a single class, large ones an iid split.
     """
-    if not concentration > 0:
-        raise ConfigError(f"the concentration of a label-skewed split must be above 0, got {concentration}")
+    if not 0 < concentration < np.inf:
+        raise ConfigError(f"a label-skewed split needs a finite concentration above 0, got {concentration}")
     offsets = _even(len(labels), workers)
     random = np.random.default_rng(seed)
     classes = np.unique(labels)
