@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _libsvm_folder() -> str | None:
     """The folder of a9a and phishing: THINWIRE_DATA, or `shared/data` beside the repository."""
     places = [os.environ.get("THINWIRE_DATA", ""), str(Path(__file__).parents[2] / "shared" / "data")]
-    found = (place for place in places if place and any(Path(place).glob("**/a9a*")))
+    names = ("a9a*", "libsvm/a9a*")
+    found = (place for place in places if place and any(any(Path(place).glob(name)) for name in names))
     return next(found, None)
 
 
