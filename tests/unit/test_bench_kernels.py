@@ -24,7 +24,10 @@ from thinwire.experiments.bench.timing import Timing, side_by_side, wall_clock
 CPU = torch.device("cpu")
 NUMEL = 20_000
 SMALL = ["--numel", str(NUMEL), "--densities", "0.02,0.01", "--repeats", "1"]
-STEPS = ["memory", "difference", "threshold", "strom", "sign decode", "qsgd decode", "natural decode", UNPACKING]
+STEPS = [
+    *("memory", "difference", "threshold", "strom", "vgc", "hybrid"),
+    *("sign decode", "qsgd decode", "natural decode", UNPACKING),
+]
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def test_every_operation_has_its_rows(capsys: pytest.CaptureFixture[str]) -> Non
     assert {row["distribution"] for row in memory} == set(DISTRIBUTIONS)
     assert {row["density"] for row in memory if row["distribution"] in ADVERSARIAL} == {0.02}
     many = {row["op"] for row in rows if row["pieces"] == 300}
-    assert many == {"memory", "difference", "memory + packing"}
+    assert many == {"memory", "difference", "vgc", "memory + packing"}
     assert all(row["over_floor"] > 0 and row["torch_over_ours"] > 0 for row in rows)
     assert all(row["stream_ms"] is None and row["floor_ms"] == row["add_ms"] for row in rows)
     assert {row["op"] for row in rows if row["density"] is None} >= {"sign", "qsgd decode", "natural"}

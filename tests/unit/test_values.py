@@ -12,9 +12,10 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
+from thinwire.ops.exponents import NO_VALUE, exponents
 from thinwire.payload.message import join, raw
 from thinwire.payload.reader import Reader
-from thinwire.payload.values import FORMATS, NO_VALUE, SIGN_ONLY, ValueFormat, exponents, format_of_tag, value_format
+from thinwire.payload.values import FORMATS, SIGN_ONLY, ValueFormat, format_of_tag, value_format
 
 DTYPES = [torch.float32, torch.float64]
 each_format = pytest.mark.parametrize("written", list(FORMATS.values()), ids=lambda f: f.name)

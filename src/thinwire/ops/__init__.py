@@ -189,6 +189,29 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     return implementation(reference.add_powers_, out.device.type)(out, codes, negative, alpha)
 
 
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Each value as the nearer power of two, at most seven below the largest of its piece; zero where it is less."""
+    return implementation(reference.nearest_powers, values.device.type)(values, positions, layout)
+
+
+def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are not zero, and their positions."""
+    return implementation(reference.without_zeros, values.device.type)(positions, values)
+
+
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Each piece's largest exponent, and 4 bits for each power of two: how far it lies below that, and its sign."""
+    return implementation(reference.exponent_codes, powers.device.type)(powers, positions, layout)
+
+
+def exponent_values(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The powers of `exponent_codes`, whether no piece without exponent has any, and whether each exponent is right."""
+    run = implementation(reference.exponent_values, packed.device.type)
+    return run(exponent, packed, positions, layout, dtype)
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """A vector of booleans as bytes, lowest bit first, padded with zeros."""
     return implementation(reference.pack_bits, bits.device.type)(bits)

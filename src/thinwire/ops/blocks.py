@@ -10,6 +10,17 @@ from torch import Tensor
 from thinwire.layout import Layout, Piece
 
 
+def piece_of(positions: Tensor, layout: Layout) -> Tensor:
+    """For each position, the place of the piece that owns it."""
+    return torch.searchsorted(piece_ends(layout, positions.device), positions, right=True)
+
+
+@lru_cache(maxsize=256)
+def piece_ends(layout: Layout, device: torch.device) -> Tensor:
+    """Where the pieces end; kept, because bringing it to a GPU makes the host wait. Not to be written to."""
+    return torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=device)
+
+
 @lru_cache(maxsize=256)
 def one_piece(numel: int) -> Layout:
     """A vector as one piece."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.blocks import level_factors, spread
+from thinwire.ops.blocks import level_factors, piece_of, spread
+from thinwire.ops.exponents import NO_VALUE, exponents, power
 from thinwire.ops.keys import random_bits, uniform
 
 
@@ -283,6 +284,51 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     magnitude = (codes.clamp(max=254).to(torch.int32) << 23).view(torch.float32)  # code 0 is the bits of 0.0
     step = magnitude.to(out.dtype) * alpha
     return out.add_(torch.where(unpack_bits(negative, out.numel()), -step, step))
+
+
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Each value as the nearer power of two (1.5 * 2^e goes up), at most 2^E, E = floor(log2 max|v|) of its piece.
+
+    Zero where that lies below 2^(E - 7). Positions ascend, and values are finite.
+    """
+    groups = piece_of(positions, layout)
+    top = exponents(values, groups, len(layout.pieces))[groups].to(torch.int64)
+    mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
+    nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
+    sent = (values != 0) & (top - nearest <= 7)
+    return torch.where(sent, power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
+
+
+def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are not zero, and their positions."""
+    kept = values.nonzero().squeeze(1)
+    return positions[kept], values[kept]
+
+
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Each piece's E, and the codes of +-2^(E - d), 4 bits each: d in 0..7, and above it a bit for the sign.
+
+    The powers are those of `nearest_powers` that are not zero. A piece without any has E = NO_VALUE.
+    """
+    groups = piece_of(positions, layout)
+    exponent = exponents(powers, groups, len(layout.pieces))
+    depth = exponent[groups].to(torch.int64) - (torch.frexp(powers).exponent.to(torch.int64) - 1)
+    return exponent, pack_codes(depth | ((powers < 0).to(torch.int64) << 3), 4)
+
+
+def exponent_values(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of `exponent_codes`, whether no piece without E holds any, and whether each E is that of its piece.
+
+    The latter two as tensors without dimensions. A number that the type does not hold makes the last one false.
+    """
+    groups = piece_of(positions, layout)
+    codes, top = unpack_codes(packed, 4, positions.numel()), exponent[groups].to(torch.int64)
+    magnitude = power(top - (codes & 7), dtype)
+    fits = ((magnitude > 0) & magnitude.isfinite()).all()
+    right = fits & (exponents(magnitude, groups, len(layout.pieces)) == exponent).all()
+    return torch.where(codes >= 8, -magnitude, magnitude), (top != NO_VALUE).all(), right
 
 
 def pack_bits(bits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.errors import WireError
 from thinwire.layout import Layout
-from thinwire.ops import Key, add_at_, randk_indices
+from thinwire.ops import Key, add_at_, randk_indices, without_zeros
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields
 from thinwire.payload.positions import pack_positions, size_varies, unpack_all_positions, unpack_positions
@@ -45,7 +45,7 @@ class Sparse(Payload):
             return Sparse(positions, values, layout, written, counted)
         values = written.round(values, positions, layout)
         if written.drops:
-            positions, values = positions[values != 0], values[values != 0]
+            positions, values = without_zeros(positions, values)
         return Sparse(positions, values, layout, written, counted and not written.drops)
 
     def put_back_(self, error: Tensor, positions: Tensor, values: Tensor) -> Sparse:

@@ -14,27 +14,11 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
-from thinwire.ops import pack_bits, pack_codes, unpack_bits, unpack_codes
+from thinwire.ops import exponent_codes, exponent_values, nearest_powers, pack_bits, unpack_bits
+from thinwire.ops.blocks import piece_of
+from thinwire.ops.exponents import exponents, power
 from thinwire.payload.message import Chunk, raw
-from thinwire.payload.pieces import piece_of
 from thinwire.payload.reader import Reader
-
-NO_VALUE = -(1 << 15)
-"""The exponent of a group without any non-zero value."""
-
-
-def exponents(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """floor(log2 max|v|) of each of `count` groups of values, as int16; NO_VALUE where none is non-zero."""
-    largest = torch.zeros(count, dtype=values.dtype, device=values.device)
-    largest.scatter_reduce_(0, groups, values.abs(), "amax")
-    exponent = torch.frexp(largest).exponent.to(torch.int16) - 1
-    return torch.where(largest > 0, exponent, torch.full_like(exponent, NO_VALUE))
-
-
-def _power(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^exponent, exactly: built from the bits of a float64 (torch.ldexp would go through float32)."""
-    return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64).to(dtype)
-
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"
 
@@ -125,21 +109,21 @@ class Float16(ValueFormat):
 
     def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         groups = piece_of(positions, layout)
-        unit = _power(exponents(values, groups, len(layout.pieces)), torch.float64)[groups]
+        unit = power(exponents(values, groups, len(layout.pieces)), torch.float64)[groups]
         halves = (values / unit).to(torch.float16).clamp_(-_BELOW_2, _BELOW_2)
         return (halves.to(torch.float64) * unit).to(values.dtype)
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
         groups = piece_of(positions, layout)
         exponent = exponents(rounded, groups, len(layout.pieces))
-        unit = _power(exponent, torch.float64)[groups]
+        unit = power(exponent, torch.float64)[groups]
         return [raw(exponent), raw((rounded / unit).to(torch.float16))]
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         halves = reader.numbers(positions.numel(), torch.float16).to(torch.float64)
         groups = piece_of(positions, layout)
-        exact = halves * _power(exponent, torch.float64)[groups]
+        exact = halves * power(exponent, torch.float64)[groups]
         values = exact.to(dtype)
         fits = (halves.abs() < 2).all() & (values == exact).all()
         reader.require(fits & (exponents(values, groups, len(layout.pieces)) == exponent).all(), _EXPONENTS)
@@ -159,40 +143,24 @@ class Exponent4(ValueFormat):
     name, tag, drops = "exponent4", 4, True
 
     def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        groups = piece_of(positions, layout)
-        top = exponents(values, groups, len(layout.pieces))[groups].to(torch.int64)
-        mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
-        nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
-        sent = (values != 0) & (top - nearest <= 7)
-        return torch.where(sent, _power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
+        return nearest_powers(values, positions, layout)
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
-        exponent, codes = self.codes(rounded, positions, layout)
-        return [raw(exponent), pack_codes(codes, 4)]
-
-    def codes(self, rounded: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """E of each piece, and sign << 3 | d of each number."""
-        groups = piece_of(positions, layout)
-        exponent = exponents(rounded, groups, len(layout.pieces))
-        depth = exponent[groups].to(torch.int64) - (torch.frexp(rounded).exponent.to(torch.int64) - 1)
-        return exponent, depth | ((rounded < 0).to(torch.int64) << 3)
+        exponent, codes = exponent_codes(rounded, positions, layout)
+        return [raw(exponent), codes]
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
-        codes = unpack_codes(reader.bits(4 * positions.numel()), 4, positions.numel())
-        return self.numbers(reader, exponent, codes, positions, layout, dtype)
+        return self.numbers(reader, exponent, reader.bits(4 * positions.numel()), positions, layout, dtype)
 
     def numbers(
-        self, reader: Reader, exponent: Tensor, codes: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+        self, reader: Reader, exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
-        """What `codes` stands for; the reader refuses what no sender writes."""
-        groups = piece_of(positions, layout)
-        top = exponent[groups].to(torch.int64)
-        reader.require((top != NO_VALUE).all(), "message sends values in a piece that it declares empty")
-        magnitude = _power(top - (codes & 7), dtype)
-        fits = ((magnitude > 0) & magnitude.isfinite()).all()
-        reader.require(fits & (exponents(magnitude, groups, len(layout.pieces)) == exponent).all(), _EXPONENTS)
-        return torch.where(codes >= 8, -magnitude, magnitude)
+        """What the packed codes stand for; the reader refuses what no sender writes."""
+        values, declared, right = exponent_values(exponent, packed, positions, layout, dtype)
+        reader.require(declared, "message sends values in a piece that it declares empty")
+        reader.require(right, _EXPONENTS)
+        return values
 
     def keeps(self, share: float, numel: int) -> float:
         return 0.75 / numel  # only the largest value is sure to be sent, and it may shrink by half

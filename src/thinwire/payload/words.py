@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
-from thinwire.ops import Key, add_at_
+from thinwire.ops import Key, add_at_, exponent_codes, pack_codes, unpack_codes
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields, raw
 from thinwire.payload.reader import Reader
@@ -56,8 +56,8 @@ class Words(Payload):
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
     def pack(self) -> list[Chunk]:
-        exponent, codes = EXPONENT4.codes(self.values, self.positions, self.layout)
-        words = (self.positions << 4 | codes).to(torch.uint32)
+        exponent, packed = exponent_codes(self.values, self.positions, self.layout)
+        words = (self.positions << 4 | unpack_codes(packed, 4, self.positions.numel())).to(torch.uint32)
         return [fields("I", self.positions.numel()), raw(exponent), raw(words)]
 
     @classmethod
@@ -66,8 +66,8 @@ class Words(Payload):
         reader.require(count <= layout.numel, "message claims {} words for a vector of {}", count, layout.numel)
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         words = reader.numbers(count, torch.uint32).to(torch.int64)
-        positions, codes = words >> 4, words & 15
+        positions, packed = words >> 4, pack_codes(words & 15, 4)
         ascending = (positions.diff() > 0).all() & (positions[-1:] < layout.numel).all()
         reader.require(ascending, "positions are not strictly ascending below {}", layout.numel)
         positions.clamp_(max=layout.numel - 1)
-        return cls(positions, EXPONENT4.numbers(reader, exponent, codes, positions, layout, dtype), layout)
+        return cls(positions, EXPONENT4.numbers(reader, exponent, packed, positions, layout, dtype), layout)

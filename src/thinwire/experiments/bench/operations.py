@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from thinwire.experiments.bench import messages, quantisers, selections
+from thinwire.experiments.bench import messages, quantisers, selections, variances
 from thinwire.experiments.bench.contest import Contest
 from thinwire.experiments.bench.inputs import ADVERSARIAL, ORDINARY, Inputs
 
@@ -48,6 +48,8 @@ OPERATIONS = {
     "difference": Operation(selections.difference, ordinary=tuple(ORDINARY), many=True),
     "threshold": Operation(selections.threshold),
     "strom": Operation(selections.strom),
+    "vgc": Operation(variances.vgc, many=True),
+    "hybrid": Operation(variances.hybrid),
     "randk": Operation(selections.randk),
     "sign": Operation(quantisers.sign, dense=True),
     "sign decode": Operation(quantisers.sign_decode, dense=True),

@@ -12,6 +12,10 @@ from thinwire.layout import Layout
 from thinwire.ops.cpu import wire
 from thinwire.ops.cpu.above import above
 from thinwire.ops.cpu.draw import drawn
+from thinwire.ops.cpu.exponents import exponent_codes as exponent_codes
+from thinwire.ops.cpu.exponents import exponent_values as exponent_values
+from thinwire.ops.cpu.exponents import nearest_powers as nearest_powers
+from thinwire.ops.cpu.exponents import without_zeros as without_zeros
 from thinwire.ops.cpu.fields import pack_bits as pack_bits
 from thinwire.ops.cpu.fields import pack_codes as pack_codes
 from thinwire.ops.cpu.fields import unpack_bits as unpack_bits

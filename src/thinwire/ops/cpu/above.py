@@ -104,7 +104,7 @@ def above(
     def search(begin: int, end: int, places: Any, entries: Any) -> tuple[int, int]:
         return send_above(kind, a, b, parts, begin, end, level.view(integer), step, mask, places, entries)
 
-    positions, values = found(search, a.size, [a.dtype])
+    positions, values = found(search, a.size, first.dtype)
     if work is not first and kind != PLAIN:
         first.copy_(work)
     return positions, values

@@ -37,30 +37,30 @@ def segments_of(layout: Layout, numbers: Any) -> Segments:
     return Segments(starts, starts + np.array([piece.numel for piece in layout.pieces], np.int64), numbers)
 
 
-def found(search: Search, numel: int, dtypes: Sequence[Any]) -> tuple[Tensor, ...]:
+def found(search: Search, numel: int, *dtypes: torch.dtype) -> tuple[Tensor, ...]:
     """All finds in [0, numel): their places, and one vector for each type of entry."""
 
     def run(share: int, begin: int, end: int) -> list[list[Any]]:
         parts, at, room = [], begin, (end - begin) // 64 + 16 * STRETCH
         while at < end:
-            buffers = [np.empty(room, dtype) for dtype in (np.int64, *dtypes)]
+            buffers = [torch.empty(room, dtype=dtype).numpy() for dtype in (torch.int64, *dtypes)]
             used, now = search(at, end, *buffers)
             parts.append([buffer[:used] for buffer in buffers])
             room, at = min(end - now, 5 * used * (end - now) // (4 * (now - at))) + 16 * STRETCH, now
         return parts
 
     parts = [part for share in in_parallel(run, numel) for part in share]
-    return _joined(parts, (np.int64, *dtypes))
+    return _joined(parts, (torch.int64, *dtypes))
 
 
-def _joined(parts: list[list[Any]], dtypes: Sequence[Any]) -> tuple[Tensor, ...]:
+def _joined(parts: list[list[Any]], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
     """The parts one after the other, copied by as many threads as there are parts."""
     ends = np.cumsum([0] + [part[0].size for part in parts])
-    whole = [np.empty(ends[-1], dtype) for dtype in dtypes]
+    whole = tuple(torch.empty(int(ends[-1]), dtype=dtype) for dtype in dtypes)
 
     def copy(i: int) -> None:
         for target, source in zip(whole, parts[i], strict=True):
-            target[ends[i] : ends[i + 1]] = source
+            target.numpy()[ends[i] : ends[i + 1]] = source
 
     at_once(copy, len(parts))
-    return tuple(map(torch.from_numpy, whole))
+    return whole

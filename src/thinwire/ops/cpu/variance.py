@@ -3,7 +3,9 @@
 A stretch of r + g and v + q is computed, tested 64 numbers at a time and decayed while it is in the cache. What is
 found is taken at once; v before its decay stands in a buffer of one stretch.
 
-Bytes moved for each number: 24 (read g, q, r and v; write r and v), and for each find 32 (16 written twice).
+Bytes moved for each number: 24 (read g, q, r and v; write r and v), and for each find 32 (16 written twice). 25 M
+float32 on two cores of an EPYC (AVX-512), as multiples of an in-place add, whose 12 bytes make 2 the floor: 3.2 where
+5 % are sent, 2.0 at 1 % and at 0.4 %; the hybrid 3.4, 2.0 and 1.9.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def _stepped(
         def search(begin: int, end: int, *buffers: Any) -> tuple[int, int]:
             return _step(r, v, g, q, parts, decay, level, begin, end, *buffers)
 
-        return found(search, r.size, [r.dtype, r.dtype])
+        return found(search, r.size, total.dtype, total.dtype)
 
 
 def variance_(

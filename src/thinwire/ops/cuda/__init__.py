@@ -12,9 +12,10 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.blocks import one_piece
-from thinwire.ops.cuda import correlate, variance, wire
+from thinwire.ops.cuda import correlate, exponents, variance, wire
 from thinwire.ops.cuda.above import positions_above
 from thinwire.ops.cuda.draw import randk_indices as randk_indices
+from thinwire.ops.cuda.exponents import exponent_values as exponent_values
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
 from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
 from thinwire.ops.cuda.quantise import add_signs_ as add_signs_
@@ -158,6 +159,18 @@ def variance_strom_(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.variance_strom_`."""
     return variance.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
+
+
+@_float32_only
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """See `reference.nearest_powers`."""
+    return exponents.nearest_powers(values, positions, layout)
+
+
+@_float32_only
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """See `reference.exponent_codes`."""
+    return exponents.exponent_codes(powers, positions, layout)
 
 
 @_float32_only

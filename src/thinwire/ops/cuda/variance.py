@@ -5,7 +5,9 @@ sign(r) tau (hybrid). How many there are is not known beforehand, so the host wa
 places are written in order, and what is sent of each.
 
 Bytes moved for each number: 24 1/8 (read g, q, r and v; write r and v; a bit). For each find some 150 more (hybrid 60),
-most of them the sectors of 32 bytes around it.
+most of them the sectors of 32 bytes around it. On an H200, 100 M numbers: the pass takes 0.56 ms (hybrid 0.61), as
+long as a copy takes to move 24 bytes a number (0.57 ms); fetching what is sent takes 0.14 ms at 1 %, 0.45 ms at 5 %
+(hybrid 0.03 and 0.10 ms), and writing the places 0.02 to 0.05 ms.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops.cuda.above import places_of
 from thinwire.ops.cuda.launch import Launcher, aligned
-from thinwire.ops.cuda.select import WARPS, tables
+from thinwire.ops.cuda.select import tables
 from thinwire.ops.cuda.topk_kernels import TILE, load, note, piece_of
 from thinwire.ops.stretch import in_one_stretch
 
+WARPS = 16
+"""Of 32 threads each, for a tile: with 8 of them the pass takes 0.62 ms in place of 0.56 (hybrid 0.635, 0.61)."""
 BLOCK = 1024
 """Finds of one program."""
 

@@ -1,0 +1,189 @@
+"""Powers of two relative to the largest of each piece, to and from 4 bits, compiled by numba.
+
+Positions ascend, so that the values of a piece stand side by side: a run. A float32, even a denormal one, is a normal
+float64, whose bits then tell floor(log2) and the nearer power.
+
+Bytes moved for each value: 12 to round (the largest first), 8 1/2 to encode, 4 1/2 to decode. 250,000 values (1 % of
+25 M) on two cores of an EPYC: 0.42, 0.42 and 0.36 ms, 3 % each of VGC's step; plain torch took 11, 24 and 36 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.ops import reference
+from thinwire.ops.blocks import piece_ends
+from thinwire.ops.cpu.fields import GROUP, join, split
+from thinwire.ops.cpu.threads import bounds, in_parallel
+from thinwire.ops.exponents import HIGHEST, LOWEST, NO_VALUE, floor_log2
+
+BIAS, FRACTION = 1023, 52
+"""Of a float64."""
+WIDTH, DEEPEST, SIGN = 4, 7, 8
+"""Bits of a code, its largest difference of exponents, and the bit of its sign."""
+
+
+def _runs(positions: Tensor, layout: Layout) -> Any:
+    """Where each piece's values begin, and the end; whatever the positions are, every value is in one run."""
+    ends = np.searchsorted(positions.numpy(), piece_ends(layout, positions.device).numpy())
+    runs = np.concatenate([[0], np.maximum.accumulate(ends)])
+    runs[-1] = positions.numel()
+    return runs
+
+
+@njit(nogil=True, cache=True)
+def _largest(bits: Any, runs: Any, begin: int, end: int, largest: Any) -> None:  # pragma: no cover
+    """The largest magnitude of each run, as an integer: for floats of one sign that is the order of the numbers."""
+    for p in range(largest.size):
+        most = np.int32(0)
+        for i in range(max(runs[p], begin), min(runs[p + 1], end)):
+            most = max(most, bits[i] & np.int32(0x7FFFFFFF))
+        largest[p] = most
+
+
+def _tops(values: Any, runs: Any) -> Tensor:
+    """floor(log2 max|v|) of each run."""
+    bits = values.view(np.int32)
+    largest = np.zeros((len(bounds(bits.size)) - 1, runs.size - 1), np.int32)
+    in_parallel(lambda share, begin, end: _largest(bits, runs, begin, end, largest[share]), bits.size)
+    return floor_log2(torch.from_numpy(largest.max(0).view(np.float32)))
+
+
+@njit(nogil=True, cache=True)
+def _round_part(x: Any, top: Any, wide: Any, out: Any) -> None:  # pragma: no cover
+    """The nearer power of two of each number of a run, or zero."""
+    bits = wide.view(np.int64)
+    for j in range(x.size):
+        wide[j] = abs(x[j])
+    for j in range(x.size):
+        nearest = min((bits[j] >> FRACTION) + (bits[j] >> (FRACTION - 1) & 1) - BIAS, top)
+        bits[j] = (nearest + BIAS) << FRACTION if bits[j] != 0 and top - nearest <= DEEPEST else 0
+    for j in range(x.size):
+        out[j] = wide[j] if x[j] > 0 else 0 - wide[j]
+
+
+@njit(nogil=True, cache=True)
+def _round(x: Any, runs: Any, tops: Any, out: Any, begin: int, end: int) -> None:  # pragma: no cover
+    wide = np.empty(GROUP, np.float64)
+    for p in range(tops.size):
+        low, high = max(runs[p], begin), min(runs[p + 1], end)
+        for s in range(low, high, GROUP):
+            stop = min(s + GROUP, high)
+            _round_part(x[s:stop], np.int64(tops[p]), wide, out[s:stop])
+
+
+@njit(nogil=True, cache=True)
+def _code_part(x: Any, top: Any, wide: Any, codes: Any) -> None:  # pragma: no cover
+    bits = wide.view(np.int64)
+    for j in range(x.size):
+        wide[j] = x[j]
+    for j in range(x.size):
+        depth = top + BIAS - (bits[j] >> FRACTION & 0x7FF)
+        codes[j] = np.uint8(depth | (bits[j] >> 60 & SIGN))
+
+
+@njit(nogil=True, cache=True)
+def _code(x: Any, runs: Any, tops: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
+    wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
+    for start in range(begin, end, GROUP):
+        stop, place = min(start + GROUP, end), start
+        while place < stop:
+            p = np.searchsorted(runs, place, side="right") - 1
+            until = min(runs[p + 1], stop)
+            _code_part(x[place:until], np.int64(tops[p]), wide, codes[place - start : until - start])
+            place = until
+        join(codes, stop - start, WIDTH, packed, start // 2)
+
+
+@njit(nogil=True, cache=True)
+def _value_part(codes: Any, top: Any, wide: Any, out: Any, depths: Any) -> None:  # pragma: no cover
+    """The numbers of a run's codes; `depths` has the least and the greatest so far."""
+    bits, least, most = wide.view(np.int64), depths[0], depths[1]
+    for j in range(out.size):
+        depth: Any = np.int64(codes[j]) & DEEPEST
+        least, most = min(least, depth), max(most, depth)
+        bits[j] = (min(max(top - depth, 1 - BIAS), BIAS) + BIAS) << FRACTION
+    for j in range(out.size):
+        out[j] = -wide[j] if codes[j] & SIGN else wide[j]
+    depths[0], depths[1] = least, most
+
+
+@njit(nogil=True, cache=True)
+def _value(packed: Any, runs: Any, tops: Any, out: Any, depths: Any, begin: int, end: int) -> None:  # pragma: no cover
+    wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
+    for start in range(begin, end, GROUP):
+        stop, place = min(start + GROUP, end), start
+        split(packed, start // 2, stop - start, WIDTH, codes)
+        while place < stop:
+            p = np.searchsorted(runs, place, side="right") - 1
+            until = min(runs[p + 1], stop)
+            part = codes[place - start : until - start]
+            _value_part(part, np.int64(tops[p]), wide, out[place:until], depths[p])
+            place = until
+
+
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """See `reference.nearest_powers`."""
+    if values.dtype != torch.float32:
+        return reference.nearest_powers(values, positions, layout)
+    source, runs, out = values.contiguous().numpy(), _runs(positions, layout), torch.empty(values.numel())
+    tops, target = _tops(source, runs).numpy(), out.numpy()
+    in_parallel(lambda _, begin, end: _round(source, runs, tops, target, begin, end), source.size)
+    return out
+
+
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """See `reference.exponent_codes`."""
+    if powers.dtype != torch.float32:
+        return reference.exponent_codes(powers, positions, layout)
+    source, runs = powers.contiguous().numpy(), _runs(positions, layout)
+    tops, packed = _tops(source, runs), torch.empty((source.size + 1) // 2, dtype=torch.uint8)
+    top, target = tops.numpy(), packed.numpy()
+    in_parallel(lambda _, begin, end: _code(source, runs, top, target, begin, end), source.size)
+    return tops, packed
+
+
+def exponent_values(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.exponent_values`."""
+    if dtype != torch.float32:
+        return reference.exponent_values(exponent, packed, positions, layout, dtype)
+    source, runs, tops = packed.contiguous().numpy(), _runs(positions, layout), exponent.contiguous().numpy()
+    out = torch.empty(positions.numel())
+    target, shares = out.numpy(), len(bounds(positions.numel())) - 1
+    depths = np.tile(np.array([DEEPEST, 0]), (shares, tops.size, 1))
+    in_parallel(lambda share, begin, end: _value(source, runs, tops, target, depths[share], begin, end), target.size)
+    least, most, some, empty = depths[..., 0].min(0), depths[..., 1].max(0), np.diff(runs) > 0, tops == NO_VALUE
+    fit = (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
+    declared, right = ~(some & empty).any(), np.where(some, fit, empty).all()
+    return out, torch.tensor(bool(declared)), torch.tensor(bool(right))
+
+
+@njit(nogil=True, cache=True)
+def _copy_nonzero(positions: Any, values: Any, places: Any, entries: Any) -> None:  # pragma: no cover
+    c = 0
+    for i in range(values.size):
+        if values[i] != 0:
+            places[c], entries[c] = positions[i], values[i]
+            c += 1
+
+
+def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference.without_zeros`."""
+    source, x = positions.contiguous().numpy(), values.contiguous().numpy()
+    ends = np.cumsum([0, *in_parallel(lambda _, begin, end: np.count_nonzero(x[begin:end]), x.size)])
+    places, entries = (torch.empty(int(ends[-1]), dtype=given.dtype) for given in (positions, values))
+
+    def copy(share: int, begin: int, end: int) -> None:
+        mine = slice(ends[share], ends[share + 1])
+        _copy_nonzero(source[begin:end], x[begin:end], places.numpy()[mine], entries.numpy()[mine])
+
+    in_parallel(copy, x.size)
+    return places, entries

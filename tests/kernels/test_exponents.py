@@ -1,0 +1,83 @@
+"""Every back-end of the 4-bit powers of two against their definition: the same bits, the same verdicts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, layout_of, pair
+from torch import Tensor
+
+from thinwire import Layout, ops
+from thinwire.ops import reference
+from thinwire.ops.exponents import NO_VALUE
+
+
+def same(mine: tuple[Tensor, ...], its: tuple[Tensor, ...]) -> None:
+    for a, b in zip(mine, its, strict=True):
+        assert torch.equal(a.cpu(), b)
+        assert torch.equal(a.cpu().signbit(), b.signbit())
+
+
+def check(values: Tensor, positions: Tensor, layout: Layout, name: str | None, device: str) -> None:
+    """Rounded, encoded and decoded by the back-end and by the reference."""
+    powers = reference.nearest_powers(values, positions, layout)
+    kept, where = powers[powers != 0], positions[powers != 0]
+    exponent, packed = reference.exponent_codes(kept, where, layout)
+    numbers = reference.exponent_values(exponent, packed, where, layout, values.dtype)
+    assert torch.equal(numbers[0], kept)
+    assert numbers[1]
+    assert numbers[2]
+    with ops.backend(name or "triton"):
+        same((ops.nearest_powers(values.to(device), positions.to(device), layout),), (powers,))
+        same(ops.without_zeros(positions.to(device), powers.to(device)), (where, kept))
+        same(ops.exponent_codes(kept.to(device), where.to(device), layout), (exponent, packed))
+        given = exponent.to(device), packed.to(device), where.to(device)
+        same(ops.exponent_values(*given, layout, values.dtype), numbers)
+
+
+def some_of(layout: Layout, share: float) -> Tensor:
+    generator = torch.Generator().manual_seed(layout.numel)
+    return (torch.rand(layout.numel, generator=generator) < share).nonzero().squeeze(1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", LAYOUTS)
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_every_back_end_is_the_reference(
+    name: str | None, device: str, shape: str, dtype: torch.dtype, threads: int
+) -> None:
+    layout = layout_of(shape)
+    torch.set_num_threads(threads)
+    try:
+        for kind in KINDS:
+            x, _ = pair(kind, layout.numel, dtype)
+            for positions in (some_of(layout, 0.3), some_of(layout, 1.0), some_of(layout, 0.0)):
+                check(x[positions], positions, layout, name, device)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_whatever_a_message_holds_gets_the_same_verdict(name: str | None, device: str, data: st.DataObject) -> None:
+    """Exponents and codes that no sender writes."""
+    sizes = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
+    layout = Layout.of([(str(i), i, (n,)) for i, n in enumerate(sizes)])
+    positions = some_of(layout, data.draw(st.floats(0, 1)))
+    likely = st.one_of(
+        st.sampled_from([NO_VALUE, -150, -149, -142, -141, 0, 127, 128]), st.integers(-(2**15), 2**15 - 1)
+    )
+    exponent = torch.tensor(data.draw(st.lists(likely, min_size=len(sizes), max_size=len(sizes))), dtype=torch.int16)
+    codes = torch.tensor(
+        list(data.draw(st.binary(min_size=20 * len(sizes), max_size=20 * len(sizes)))), dtype=torch.uint8
+    )
+    if data.draw(st.booleans()):
+        codes[:] = codes & 8 | data.draw(st.integers(0, 7)) | 128
+    expected = reference.exponent_values(exponent, codes, positions, layout, torch.float32)
+    with ops.backend(name or "triton"):
+        found = ops.exponent_values(exponent.to(device), codes.to(device), positions.to(device), layout, torch.float32)
+    same(found, expected)
