@@ -15,6 +15,7 @@ from tests.dist.training import batch, network
 from tests.dist.world import run_world
 from tests.laws.methods import COMPRESSORS
 from thinwire import Compressor, Key, Layout
+from thinwire.moments import watch
 from thinwire.payload import Reader, pack_payload, unpack_payload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dist]
@@ -25,6 +26,9 @@ RULES = [
     "ef21plus(sign())",
     "econtrol(randk(0.1, shared=True))",
     "memsgd(strom(0.02))",
+    "vgc(1.0)",
+    "vgc(target(10), positions=word)",
+    "hybrid(0.01)",
 ]
 
 
@@ -55,16 +59,18 @@ def train(rank: int, size: int) -> list[bool]:
         models = [network().cuda(), network().cuda()]
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
         ddp = DistributedDataParallel(models[0], process_group=group, bucket_cap_mb=0.001)
-        thinwire.attach(ddp, thinwire.parse(rule), optimizers[0])
+        chosen = thinwire.parse(rule)
+        thinwire.attach(ddp, chosen, optimizers[0], moments=watch(ddp, rule=chosen))
         named = dict(models[1].named_parameters())
-        simulation = thinwire.Simulation(named, thinwire.parse(rule), 1, optimizer=optimizers[1])
+        simulation = thinwire.Simulation(named, chosen, 1, optimizer=optimizers[1])
+        moments = watch(models[1], rule=chosen)
         for step in range(10):
             x, y = (part.cuda() for part in batch(step, 0))
             optimizers[0].zero_grad()
             nn.functional.cross_entropy(ddp(x), y).backward()
             optimizers[0].step()
             gradients = torch.autograd.grad(nn.functional.cross_entropy(models[1](x), y), list(named.values()))
-            simulation.step([dict(zip(named, gradients, strict=True))])
+            simulation.step([dict(zip(named, gradients, strict=True))], [moments.take()])
         pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
         same.append(all(torch.equal(a, b) for a, b in pairs))
     return same

@@ -14,10 +14,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.errors import NonFiniteGradient
+from thinwire.moments import watch
 
 pytestmark = pytest.mark.dist
 
-RULES = ["memsgd(topk(0.1))", "ef21(topk(0.1))", "ef21plus(topk(0.1))", "econtrol(randk(0.2))", "memsgd(strom(0.05))"]
+RULES = [
+    "memsgd(topk(0.1))",
+    "ef21(topk(0.1))",
+    "ef21plus(topk(0.1))",
+    "econtrol(randk(0.2))",
+    "memsgd(strom(0.05))",
+    "vgc(1.0)",
+    "hybrid(0.01)",
+]
 BAD_STEP = 4
 
 
@@ -37,7 +46,8 @@ def train(
     model = network()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = thinwire.attach(ddp, thinwire.parse(rule), optimizer)
+    chosen = thinwire.parse(rule)
+    handle = thinwire.attach(ddp, chosen, optimizer, moments=watch(ddp, rule=chosen))
     caught = []
     for step in range(10):
         if skip and step == BAD_STEP:
@@ -77,7 +87,9 @@ def scaled_run(
     model = network()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    thinwire.attach(ddp, thinwire.parse(rule), optimizer, scaler=scaler, nonfinite="skip")
+    chosen = thinwire.parse(rule)
+    moments = watch(ddp, rule=chosen)
+    thinwire.attach(ddp, chosen, optimizer, moments=moments, scaler=scaler, nonfinite="skip")
     scales = []
     for step in range(12):
         if not poison and step == BAD_STEP:

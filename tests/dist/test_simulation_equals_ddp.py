@@ -107,7 +107,7 @@ CIRCUMSTANCES = {
     "half floats": Run("ef21(topk(0.2, values=float16))"),
     "less than one": Run("memsgd(randk(count=0.3))"),
     "natural": Run("plain(natural())"),
-    "vgc, one large bucket": Run("vgc()", ddp={"bucket_cap_mb": 25}),
+    "vgc, one large bucket": Run("vgc()", ddp={"bucket_cap_mb": 25}, steps=100),
     "vgc, static graph": Run("vgc(1.0)", ddp={"static_graph": True, "bucket_cap_mb": 0.001}),
     "vgc, bucket views": Run(
         "hybrid(0.01)", accumulate=2, ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.feedback import Need, rule_of
-from thinwire.moments import Moments, watch
+from thinwire.moments import watch
 
 Parameters = dict[str, Tensor]
 
@@ -58,13 +57,6 @@ def loss_of(model: nn.Module, run: Run, step: int, worker: int, micro: int) -> T
     return nn.functional.cross_entropy(model(x.to(run.dtype)).float(), y) / run.accumulate
 
 
-def moments_of(run: Run, model: nn.Module) -> Moments | None:
-    """The second moments of the model, where the run's rule needs any."""
-    rule, named = thinwire.parse(run.rule), getattr(model, "module", model).named_parameters()
-    needy = any(Need.MOMENTS in rule_of(rule, name, p.numel()).needs for name, p in named)
-    return watch(model) if needy else None
-
-
 def train_ddp(
     rank: int, run: Run, *, resume: tuple[int, Any] | None = None, until: int | None = None
 ) -> tuple[Parameters, thinwire.Handle, torch.optim.Optimizer]:
@@ -72,7 +64,8 @@ def train_ddp(
     model = run.network().to(run.dtype)
     ddp = DistributedDataParallel(model, **run.ddp)
     optimizer, schedule = optimizer_of(run, model)
-    handle = thinwire.attach(ddp, thinwire.parse(run.rule), optimizer, moments=moments_of(run, ddp))
+    rule = thinwire.parse(run.rule)
+    handle = thinwire.attach(ddp, rule, optimizer, moments=watch(ddp, rule=rule))
     start = 0
     if resume is not None:
         start = resume[0]
@@ -104,13 +97,14 @@ def train_simulated(run: Run, workers: int) -> Parameters:
     model = run.network().to(run.dtype)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer, schedule = optimizer_of(run, model)
-    simulation = thinwire.Simulation(trained, thinwire.parse(run.rule), workers, optimizer=optimizer)
-    moments = moments_of(run, model)
+    rule = thinwire.parse(run.rule)
+    simulation = thinwire.Simulation(trained, rule, workers, optimizer=optimizer)
+    moments = watch(model, rule=rule)
     for step in range(run.steps):
         gradients, squares = [], []
         for worker in range(workers):
             gradients.append(_gradients(model, trained, run, step, worker))
-            squares.append({} if moments is None else moments.take())
+            squares.append(moments.take())
         result = simulation.exchange(gradients, moments=squares)
         for name, parameter in trained.items():
             parameter.grad = result.get(name)

@@ -48,13 +48,15 @@ def ours(
     steps: int = STEPS,
     workers: int = WORKERS,
     watch: Callable[[Simulation], Any] | None = None,
+    moment: Callable[[int, Vector, int], Vector] | None = None,
 ) -> Vector:
     """Iterates of a simulation in float64; the last step of each round is taken in numpy, as the transcription does."""
     simulation = Simulation({"x": torch.zeros(x.size, dtype=torch.float64)}, rule, workers, seed=5)
     path = [x]
     for t in range(steps):
         gradients = [{"x": torch.from_numpy(gradient(i, x, t))} for i in range(workers)]
-        x = x - step(t) * simulation.exchange(gradients, {"x": step(t)})["x"].numpy()
+        moments = None if moment is None else [{"x": torch.from_numpy(moment(i, x, t))} for i in range(workers)]
+        x = x - step(t) * simulation.exchange(gradients, {"x": step(t)}, moments)["x"].numpy()
         path.append(x)
         if watch is not None:
             watch(simulation)

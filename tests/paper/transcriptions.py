@@ -6,6 +6,7 @@ Every function returns the iterates x_0 .. x_T as rows. `gradient(i, x, t)` is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ Vector = NDArray[np.float64]
 Gradient = Callable[[int, Vector, int], Vector]
 Compress = Callable[[Vector, int, int], Vector]
 Step = Callable[[int], Any]
+Samples = Callable[[int, Vector, int], Vector]
+"""samples(i, x, t): the gradients of the samples in worker i's batch, one in each row."""
 
 
 def keep(v: Vector, indices: Any) -> Vector:
@@ -151,3 +154,87 @@ def econtrol(
         x = x - step(t) * mean
         path.append(x)
     return np.array(path)
+
+
+def four_bits(group: dict[int, float]) -> dict[int, float]:
+    """VGC's code of a group of numbers by their indices: a sign and a power of two each; some are not sent."""
+    if not group:
+        return {}
+    top = math.floor(math.log2(max(abs(r) for r in group.values())))
+    sent = {}
+    for i, r in group.items():
+        low = 2.0 ** math.floor(math.log2(abs(r)))
+        nearer = low if abs(r) - low < 2 * low - abs(r) else 2 * low
+        truncated = min(nearer, 2.0**top)
+        if top - math.log2(truncated) <= 7:
+            sent[i] = math.copysign(truncated, r)
+    return sent
+
+
+def as_they_are(group: dict[int, float]) -> dict[int, float]:
+    return group
+
+
+def vgc(
+    samples: Samples,
+    x: Vector,
+    n: int,
+    step: Step,
+    steps: int,
+    alpha: float,
+    zeta: float,
+    encode: Callable[[dict[int, float]], dict[int, float]],
+    resets_all: bool,
+) -> tuple[Vector, int]:
+    """VGC (Tsuzuku et al. 2018, algorithm 1); also how many numbers were sent.
+
+    The text resets all that passes the test (`resets_all`); else what the code leaves out counts as not having passed.
+    """
+    r, v = np.zeros((n, x.size)), np.zeros((n, x.size))
+    path, count = [x], 0
+    for t in range(steps):
+        mean = np.zeros_like(x)
+        for w in range(n):
+            gradients = samples(w, x, t)
+            batch = len(gradients)
+            r[w] += gradients.sum(0) / batch
+            v[w] += ((gradients / batch) ** 2).sum(0)
+            passed = {i: float(r[w, i]) for i in range(x.size) if r[w, i] ** 2 > alpha * v[w, i]}
+            sent = encode(passed)
+            count += len(sent)
+            for i in range(x.size):
+                if i in (passed if resets_all else sent):
+                    mean[i] += sent.get(i, 0.0)
+                    r[w, i] = v[w, i] = 0.0
+                else:
+                    v[w, i] *= zeta
+        x = x - step(t) * (mean / n)
+        path.append(x)
+    return np.array(path), count
+
+
+def hybrid(
+    samples: Samples, x: Vector, n: int, step: Step, steps: int, alpha: float, zeta: float, tau: float
+) -> tuple[Vector, int]:
+    """VGC with Strom's threshold (Tsuzuku et al. 2018, algorithm 2); also how many numbers were sent."""
+    r, v = np.zeros((n, x.size)), np.zeros((n, x.size))
+    path, count = [x], 0
+    for t in range(steps):
+        mean = np.zeros_like(x)
+        for w in range(n):
+            gradients = samples(w, x, t)
+            batch = len(gradients)
+            r[w] += gradients.sum(0) / batch
+            v[w] += ((gradients / batch) ** 2).sum(0)
+            for i in range(x.size):
+                if abs(r[w, i]) > tau and r[w, i] ** 2 > alpha * v[w, i]:
+                    s = math.copysign(tau, r[w, i])
+                    mean[i] += s
+                    v[w, i] = max(v[w, i] - 2 * abs(r[w, i]) * tau + tau**2, 0.0)
+                    r[w, i] -= s
+                    count += 1
+                else:
+                    v[w, i] *= zeta
+        x = x - step(t) * (mean / n)
+        path.append(x)
+    return np.array(path), count

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
+import thinwire
 from thinwire.errors import AttachError, ConfigError, MomentError
 from thinwire.moments import EXACT, Exact, MicroBatches, plan, split, watch
 from thinwire.moments import conv as conv_module
@@ -526,6 +527,19 @@ def test_the_moment_of_a_sum_has_the_units_of_its_gradient() -> None:
     with watch(model, reduction="sum") as moments:
         loss(model(X)).backward()
         assert_equal(moments.take(), of_a_sum(by_samples(model, X)))
+
+
+def test_a_rule_that_needs_no_moments_of_a_parameter_leaves_it_out() -> None:
+    """Also where no source could serve it."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.PReLU(), nn.Linear(3, 2))
+    route = thinwire.Route({"0.*": thinwire.VGC(), "*": thinwire.Identity()}, min_numel=0)
+    with watch(model, rule=route) as moments:
+        assert moments.names == ("0.weight", "0.bias")
+        model(numbers(BATCH, 4).float()).mean().backward()
+        assert all(q.count_nonzero() for q in moments.take().values())
+    assert watch(model, rule=thinwire.EF21(thinwire.TopK(0.1))).names == ()
+    with pytest.raises(AttachError, match="1 of 5 parameters"):
+        watch(model, rule=thinwire.VGC())
 
 
 def test_a_pass_whose_gradient_was_dropped_is_forgotten() -> None:

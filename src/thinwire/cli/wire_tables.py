@@ -40,13 +40,14 @@ def message_table(rows: Sequence[WireRow]) -> Table:
         "top-k step",
         "pack",
         f"unpack and add {MESSAGES}",
+        "x step",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         ours, least = row.ours + row.value_bits, row.entropy + row.value_bits
         bits = [f"{ours:.2f}", f"{least:.2f}", f"{ours / least:.3f}", *(f"{w + row.value_bits}" for w in (32, 64))]
         times = [f"{t:.1f} ms" for t in (row.memory_step_ms, row.pack_ms, row.unpack_and_add_ms)]
-        table.add_row(f"{row.density:g}", *bits, *times)
+        table.add_row(f"{row.density:g}", *bits, *times, f"{row.unpack_and_add_over_step:.2f}")
     return table
 
 

@@ -186,6 +186,7 @@ class Handle:
             with suppress(NonFiniteGradient):
                 self._finish()
         self._arrivals.clear()
+        self._errors.clear()
         self.channel.abandon()
 
     def _finish(self) -> None:

@@ -47,12 +47,11 @@ class SecondMoments:
 
     def terms(self, layout: Layout) -> dict[str, int]:
         """How many gradients were squared for each parameter that needs it and was never exchanged before."""
-        fresh = [name for name in self._needed_of(layout) if name not in self._channel.started]
-        return {name: self._moments.terms(name) or UNKNOWN for name in fresh}
+        return {name: self._moments.terms(name) or UNKNOWN for name in self._fresh(layout)}
 
     def check_terms(self, layout: Layout, terms: Mapping[str, int], group: Group) -> None:
         """Refuse, on all ranks alike, a batch that is too small on any of them; asked once for each parameter."""
-        fresh = [name for name in self._needed_of(layout) if name not in self._channel.started]
+        fresh = self._fresh(layout)
         if fresh:
             device = self._channel.parameters[fresh[0]].device
             mine = torch.tensor([terms.get(name, UNKNOWN) for name in fresh], device=device)
@@ -65,6 +64,9 @@ class SecondMoments:
 
     def _needed_of(self, layout: Layout) -> list[str]:
         return [piece.name for piece in layout.pieces if piece.name in self._needed]
+
+    def _fresh(self, layout: Layout) -> list[str]:
+        return [name for name in self._needed_of(layout) if name not in self._channel.started]
 
     def _pop(self, name: str, scale: float) -> Tensor:
         if name in self._needed:

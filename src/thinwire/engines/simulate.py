@@ -91,7 +91,7 @@ class Simulation:
         self._check_step_sizes(step_sizes)
         if moments is not None:
             self._check(moments, "second moment")
-            self._check_served(gradients, moments)
+            moments = self._needed(moments, gradients)
         for channel in self.channels:
             channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
@@ -118,12 +118,14 @@ class Simulation:
                         f"the parameter {tuple(known.shape)}"
                     )
 
-    def _check_served(self, gradients: Sequence[Gradients], moments: Sequence[Moments]) -> None:
-        """Refuse a gradient without its second moment, where its rule needs it."""
-        for name, rule in self.channels[0].rules.items():
-            for worker, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
-                if Need.MOMENTS in rule.needs and gradient.get(name) is not None and moment.get(name) is None:
+    def _needed(self, moments: Sequence[Moments], gradients: Sequence[Gradients]) -> Sequence[Moments] | None:
+        """The second moments of those parameters whose rule needs them, if any; a gradient without one is refused."""
+        needed = {name: rule for name, rule in self.channels[0].rules.items() if Need.MOMENTS in rule.needs}
+        for worker, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
+            for name, rule in needed.items():
+                if gradient.get(name) is not None and moment.get(name) is None:
                     raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the moment {rule} needs")
+        return [{name: own[name] for name in needed if name in own} for own in moments] if needed else None
 
     def _check_step_sizes(self, step_sizes: Mapping[str, float] | None) -> None:
         for name in self.parameters:

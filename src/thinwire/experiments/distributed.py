@@ -53,7 +53,7 @@ class DistributedRun(Run):
             self.ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif self.config.method not in PEERS:
             rule = thinwire.parse(self.config.method)
-            moments = watch(self.ddp) if needs_moments(rule, self.model) else None
+            moments = watch(self.ddp, rule=rule) if needs_moments(rule, self.model) else None
             self._handle = thinwire.attach(self.ddp, rule, self.optimizer, moments=moments, seed=self.config.seed)
 
     def step(self, step: int) -> None:

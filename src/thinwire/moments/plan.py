@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -103,8 +103,9 @@ class Plan:
             names = "\n".join(f"  {entry.name}: {entry.why}" for entry in self.unserved)
             raise AttachError(
                 f"{len(self.unserved)} of {len(self.entries)} parameters have no exact second moment:\n{names}\n"
-                "Freeze them, or let micro-batches serve them: watch(model, sources=(Exact(), MicroBatches(8))), and "
-                "moments.backward(loss_of, *batch) in the training loop"
+                "Freeze them, send them by another rule (a Route, and watch(model, rule=route)), or let micro-batches "
+                "serve them: watch(model, sources=(Exact(), MicroBatches(8))), and moments.backward(loss_of, *batch) "
+                "in the training loop"
             )
 
 
@@ -113,12 +114,13 @@ def _line(entry: Entry) -> tuple[str, ...]:
     return entry.name, shape, str(entry.source or "none"), f"{entry.cost:.2f}", entry.why
 
 
-def plan(model: nn.Module, sources: Sequence[Source] = (Exact(),)) -> Plan:
-    """The plan for every parameter that is trained: the first of the sources that can serve it."""
+def plan(model: nn.Module, sources: Sequence[Source] = (Exact(),), needed: Collection[str] | None = None) -> Plan:
+    """The plan for every parameter that is trained (and needed): the first of the sources that can serve it."""
     _check_sources(sources)
     places = _places(model)
-    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-    return Plan(tuple(_entry(plain(name), tuple(p.shape), places[id(p)], sources) for name, p in trained))
+    trained = ((plain(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    chosen = [(name, parameter) for name, parameter in trained if needed is None or name in needed]
+    return Plan(tuple(_entry(name, tuple(p.shape), places[id(p)], sources) for name, p in chosen))
 
 
 def plain(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError, MomentError
+from thinwire.feedback import Need, Rule, as_rule, rule_of
 from thinwire.moments.hooks import Hooks
 from thinwire.moments.microbatch import backward_in_parts
 from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, plain, plan
@@ -148,12 +149,14 @@ class Moments:
 def watch(
     model: nn.Module,
     *,
+    rule: Rule | None = None,
     reduction: Reduction = "mean",
     sources: Sequence[Source] = (Exact(),),
     checks: int = 1,
 ) -> Moments:
     """Have the second moments of a model's per-sample gradients computed in every backward pass.
 
+    `rule` leaves out the parameters whose rule does not need them (all, for most rules).
     `reduction` is how the loss goes over the samples of the batch. `sources` are tried in order for each parameter; one
     that none can serve is an `AttachError`. In its first `checks` passes the per-sample gradients of each exact
     parameter are added up and compared with its gradient: a use that was not seen (a function called with the
@@ -169,9 +172,15 @@ def watch(
         raise ConfigError(f'reduction must be "mean" or "sum", got {reduction!r}')
     if isinstance(checks, bool) or not isinstance(checks, int) or checks < 0:
         raise ConfigError(f"checks must be a whole number, 0 or more, got {checks!r}")
-    planned = plan(_module(model), sources)
+    planned = plan(_module(model), sources, None if rule is None else _needed(_module(model), rule))
     planned.check()
     return Moments(model, planned, reduction, checks)
+
+
+def _needed(model: nn.Module, rule: Rule) -> set[str]:
+    """The trained parameters whose rule needs second moments."""
+    named = ((plain(name), p.numel()) for name, p in model.named_parameters() if p.requires_grad)
+    return {name for name, numel in named if Need.MOMENTS in rule_of(as_rule(rule), name, numel).needs}
 
 
 def _module(model: nn.Module) -> nn.Module:

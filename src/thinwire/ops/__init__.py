@@ -26,7 +26,7 @@ from thinwire.ops.reference import qsgd_levels as qsgd_levels
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Ascending positions as Elias-Fano bytes: `width` low bits each, and a map of `length` bits."""
+    """Ascending positions as Elias-Fano words: `width` low bits each, and a map of `length` bits, as bytes."""
     return implementation(reference.pack_positions, positions.device.type)(positions, width, length)
 
 
@@ -39,6 +39,16 @@ def unpack_positions(
     can be given at once, one in each row; all that is returned then has rows too.
     """
     return implementation(reference.unpack_positions, low.device.type)(low, bitmap, width, length, count, bound)
+
+
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """What Elias-Fano is given to code gaps: low parts of the gaps, and above them the sums of their high parts."""
+    return implementation(reference.sums_of_gaps, positions.device.type)(positions, width)
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The positions whose `sums_of_gaps` these are, in their place."""
+    return implementation(reference.positions_of_sums_, sums.device.type)(sums, width)
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:

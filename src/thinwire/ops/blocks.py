@@ -15,6 +15,13 @@ def piece_of(positions: Tensor, layout: Layout) -> Tensor:
     return torch.searchsorted(piece_ends(layout, positions.device), positions, right=True)
 
 
+def shares_of(positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Which share of each piece the ascending positions are; zero of an empty one. A GPU is not waited for."""
+    ends = piece_ends(layout, positions.device)
+    counts, lengths = (torch.diff(t, prepend=t.new_zeros(1)) for t in (torch.searchsorted(positions, ends), ends))
+    return counts.to(dtype) / lengths.clamp_(min=1)
+
+
 @lru_cache(maxsize=256)
 def piece_ends(layout: Layout, device: torch.device) -> Tensor:
     """Where the pieces end; kept, because bringing it to a GPU makes the host wait. Not to be written to."""

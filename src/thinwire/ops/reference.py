@@ -357,11 +357,18 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place."""
+    """Elias-Fano: `width` low bits of each position, then `length` bits with marks at (position >> width) + place.
+
+    Zeros fill both up to whole words of four bytes.
+    """
     marks = torch.zeros(length, dtype=torch.bool, device=positions.device)
     marks[(positions >> width) + torch.arange(positions.numel(), device=positions.device)] = True
     low = pack_codes(positions & ((1 << width) - 1), width) if width else marks.new_empty(0, dtype=torch.uint8)
-    return low, pack_bits(marks)
+    return _whole_words(low), _whole_words(pack_bits(marks))
+
+
+def _whole_words(packed: Tensor) -> Tensor:
+    return torch.nn.functional.pad(packed, (0, -packed.numel() % 4))
 
 
 def unpack_positions(
@@ -382,6 +389,19 @@ def unpack_positions(
     positions = (high << width) | (unpack_codes(low, width, count) if width else 0)
     ascending = not bool((positions.diff() <= 0).any() or (positions >= bound).any())
     return positions.clamp_(max=bound - 1), count, ascending
+
+
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """Each gap before a position, its quotient by 2^width replaced by the sum of the quotients so far."""
+    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
+    return ((gaps >> width).cumsum(0) << width) | (gaps & ((1 << width) - 1))
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """The reverse of `sums_of_gaps`, in place."""
+    quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
+    gaps = (quotients << width) | (sums & ((1 << width) - 1))
+    return sums.copy_((gaps + 1).cumsum(0) - 1)
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:

@@ -45,7 +45,7 @@ def open_version(reader: Reader) -> int:
 
 def open_rest(reader: Reader) -> tuple[int, Tensor]:
     """Digest and flag of a message (or of all ranks' messages) whose checksum is right."""
-    stored = reader.take(4)
-    intact = (stored == checksum(reader.messages[..., CHECKED:])).all(-1)
-    reader.require(intact, "message was damaged on its way: its checksum is wrong")
+    stored = reader.numbers(1, torch.int32)
+    intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32)
+    reader.require(intact.squeeze(-1), "message was damaged on its way: its checksum is wrong")
     return int(reader.fields("I")[0]), reader.numbers(1, torch.int32).squeeze(-1)

@@ -1,4 +1,8 @@
-"""A message in chunks: what every rank writes alike as `bytes`, the rest as tensors of bytes."""
+"""A message in chunks: what every rank writes alike as `bytes`, the rest as tensors of bytes.
+
+On a CPU numpy copies them, on one thread: torch would leave its own threads spinning for 4 to 9 ms after a megabyte
+(libgomp's default), on the cores where packing, unpacking and the next bucket's selection are at work.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +38,22 @@ def size(chunks: Sequence[Chunk]) -> int:
 
 def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
     """The chunks as one message on a device, each filled up with zeros to whole words of four bytes."""
-    parts = [torch.empty(0, dtype=torch.uint8, device=device)]
-    for chunk in chunks:
-        parts += _filled_up(chunk, device)
+    parts = [part for chunk in chunks for part in _filled_up(chunk, device) if part.numel()]
+    if device.type == "cpu":
+        return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *(part.numpy() for part in parts)]))
+    if all(part.numel() % 4 == 0 == part.storage_offset() % 4 for part in parts):
+        words = [part.view(torch.int32) for part in parts]  # a GPU copies words four times as fast as bytes
+        return torch.cat([torch.empty(0, dtype=torch.int32, device=device), *words]).view(torch.uint8)
     return torch.cat(parts)
+
+
+def copy(part: Tensor) -> Tensor:
+    """Bytes of a message as a tensor of their own."""
+    if part.device.type != "cpu":
+        return part.clone()
+    own = torch.empty_like(part, memory_format=torch.contiguous_format)
+    own.numpy()[...] = part.numpy()
+    return own
 
 
 def _filled_up(chunk: Chunk, device: torch.device) -> list[Tensor]:

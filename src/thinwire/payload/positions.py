@@ -51,11 +51,9 @@ def pack_positions(positions: Tensor, numel: int) -> list[Chunk]:
     width = low_width(numel, count)
     if not size_varies(numel, count):
         return [*ops.pack_positions(positions, width, bitmap_length(numel, count))]
-    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    quotients = (gaps >> width).cumsum(0)
-    length = int(quotients[-1]) + count
-    code = ops.pack_positions((quotients << width) | (gaps & ((1 << width) - 1)), width, length)
-    return [fields(_length_field(numel), length), *code]
+    sums = ops.sums_of_gaps(positions, width)
+    length = (int(sums[-1]) >> width) + count
+    return [fields(_length_field(numel), length), *ops.pack_positions(sums, width, length)]
 
 
 def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
@@ -103,8 +101,7 @@ def _from_gaps(reader: Reader, numel: int, count: int, width: int) -> Tensor:
     sums, marks, _ = _from_map(reader, length, count, width, 1 << 62)
     reader.require(marks == count, _MARKS, marks, count)
     reader.require(((sums[-1:] >> width) + count == length).all(), "position map goes on after its last mark")
-    quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
-    positions = (((quotients << width) | (sums & ((1 << width) - 1))) + 1).cumsum(0) - 1
+    positions = ops.positions_of_sums_(sums, width)
     reader.require((positions[-1:] < numel).all(), _ORDER, numel)
     return positions
 

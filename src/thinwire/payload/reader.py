@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import WireError
+from thinwire.payload.message import copy
 
 T = TypeVar("T")
-Span = tuple[int, int, int]
-"""Bytes that every rank writes alike: the first, how many, and which of their bits."""
+Span = tuple[int, bytes, int]
+"""Bytes that every rank writes alike: where they begin, what they are, and which of their bits count."""
 _NOT_ZERO = "bytes that fill up a word of a message are not zero"
 
 
@@ -39,13 +40,17 @@ class Reader:
 
     def _words(self, nbytes: int) -> Tensor:
         """As many whole words of four bytes as hold `nbytes`."""
+        return self.messages[..., self._skip(nbytes) : self.place]
+
+    def _skip(self, nbytes: int) -> int:
+        """Go on by as many whole words of four bytes as hold `nbytes`; where they begin."""
         left = self.message.numel() - self.place
         if not 0 <= nbytes <= left - -nbytes % 4:
             raise WireError(
                 f"message ends too early: {nbytes} more bytes expected at byte {self.place}, {left} are left"
             )
         start, self.place = self.place, self.place + nbytes + -nbytes % 4
-        return self.messages[..., start : self.place]
+        return start
 
     def fields(self, layout: str) -> tuple[Any, ...]:
         """The next fixed fields, in `struct` notation, little-endian."""
@@ -56,7 +61,7 @@ class Reader:
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
         """The next `count` numbers of `dtype`."""
-        return self.take(count * dtype.itemsize).clone().view(dtype)
+        return copy(self.take(count * dtype.itemsize)).view(dtype)
 
     def bits(self, count: int) -> Tensor:
         """The words that hold the next `count` bits; those left over must be zero."""
@@ -102,19 +107,20 @@ class LateReader(Reader):
 
     def take(self, nbytes: int) -> Tensor:
         part = self._words(nbytes)
-        self._spans.append((self.place - -nbytes % 4, -nbytes % 4, 255))
-        return part[:, :nbytes]
+        self._spans.append((self.place - -nbytes % 4, bytes(-nbytes % 4), 255))
+        return part[:, :nbytes] if nbytes % 4 else part
 
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self._next]
         self._next += 1
-        self._spans.append((self.place, self._words(len(mine)).shape[1], 255))
+        self._spans.append((self._skip(len(mine)), mine + bytes(-len(mine) % 4), 255))
         return struct.unpack("<" + layout, mine)
 
     def bits(self, count: int) -> Tensor:
         part = self._words((count + 7) // 8)
-        self._spans.append((self.place - part.shape[1] + count // 8, int(count % 8 > 0), 255 << count % 8 & 255))
-        self._spans.append((self.place - -((count + 7) // 8) % 4, -((count + 7) // 8) % 4, 255))
+        over, filling = bytes(count % 8 > 0), bytes(-((count + 7) // 8) % 4)
+        self._spans.append((self.place - part.shape[1] + count // 8, over, 255 << count % 8 & 255))
+        self._spans.append((self.place - len(filling), filling, 255))
         return part
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -144,9 +150,9 @@ class LateReader(Reader):
 
         Fields, and the zeros that fill up words, are compared with those of one's own message.
         """
-        places, masks = _places(tuple(self._spans), self.message.device)
-        alike = ((self._messages[:, places] ^ self.message[places]) & masks == 0).all(1)
-        return torch.stack([alike, *self._checks]).all(0)
+        places, masks, known = _bytes_of(tuple(self._spans), self.message.device)
+        alike = (self._messages.index_select(1, places) & masks) == known
+        return torch.cat([alike, *(check.unsqueeze(1) for check in self._checks)], 1).all(1)
 
 
 class _Row(Reader):
@@ -161,7 +167,7 @@ class _Row(Reader):
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self.next]
         self.next += 1
-        self.spans.append((self.place, self._words(len(mine)).numel(), 255))
+        self.spans.append((self._skip(len(mine)), mine + bytes(-len(mine) % 4), 255))
         return struct.unpack("<" + layout, mine)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
@@ -172,8 +178,12 @@ class _Row(Reader):
 
 
 @lru_cache(maxsize=256)
-def _places(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The byte numbers of all spans, and which of their bits count; kept: copying to a GPU makes the host wait."""
-    bytes_of = [(start + i, mask) for start, length, mask in spans for i in range(length)]
-    places, masks = [place for place, _ in bytes_of], [mask for _, mask in bytes_of]
-    return torch.tensor(places, dtype=torch.int64, device=device), torch.tensor(masks, dtype=torch.uint8, device=device)
+def _bytes_of(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of all bytes in spans, which of their bits count, and these bits.
+
+    Kept: copying to a GPU makes the host wait.
+    """
+    every = [(start + i, mask, byte & mask) for start, known, mask in spans for i, byte in enumerate(known)]
+    places, masks, known = zip(*every, strict=True) if every else ((), (), ())
+    as_bytes = torch.tensor([masks, known], dtype=torch.uint8, device=device)
+    return torch.tensor(places, dtype=torch.int64, device=device), as_bytes[0], as_bytes[1]

@@ -151,13 +151,13 @@ class Exponent4(ValueFormat):
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         exponent = reader.numbers(len(layout.pieces), torch.int16)
-        return self.numbers(reader, exponent, reader.bits(4 * positions.numel()), positions, layout, dtype)
+        return self.decode(reader, exponent, reader.bits(4 * positions.numel()), positions, layout, dtype)
 
-    def numbers(
-        self, reader: Reader, exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+    def decode(
+        self, reader: Reader, exponent: Tensor, codes: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
-        """What the packed codes stand for; the reader refuses what no sender writes."""
-        values, declared, right = exponent_values(exponent, packed, positions, layout, dtype)
+        """The numbers of each piece's E and of packed codes; the reader refuses what no sender writes."""
+        values, declared, right = exponent_values(exponent, codes, positions, layout, dtype)
         reader.require(declared, "message sends values in a piece that it declares empty")
         reader.require(right, _EXPONENTS)
         return values

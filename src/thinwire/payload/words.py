@@ -56,8 +56,8 @@ class Words(Payload):
         return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
     def pack(self) -> list[Chunk]:
-        exponent, packed = exponent_codes(self.values, self.positions, self.layout)
-        words = (self.positions << 4 | unpack_codes(packed, 4, self.positions.numel())).to(torch.uint32)
+        exponent, codes = exponent_codes(self.values, self.positions, self.layout)
+        words = (self.positions << 4 | unpack_codes(codes, 4, self.elements)).to(torch.uint32)
         return [fields("I", self.positions.numel()), raw(exponent), raw(words)]
 
     @classmethod
@@ -66,8 +66,8 @@ class Words(Payload):
         reader.require(count <= layout.numel, "message claims {} words for a vector of {}", count, layout.numel)
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         words = reader.numbers(count, torch.uint32).to(torch.int64)
-        positions, packed = words >> 4, pack_codes(words & 15, 4)
+        positions, codes = words >> 4, pack_codes(words & 15, 4)
         ascending = (positions.diff() > 0).all() & (positions[-1:] < layout.numel).all()
         reader.require(ascending, "positions are not strictly ascending below {}", layout.numel)
         positions.clamp_(max=layout.numel - 1)
-        return cls(positions, EXPONENT4.numbers(reader, exponent, packed, positions, layout, dtype), layout)
+        return cls(positions, EXPONENT4.decode(reader, exponent, codes, positions, layout, dtype), layout)

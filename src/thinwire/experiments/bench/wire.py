@@ -14,6 +14,7 @@ import torch
 from thinwire import Key, Layout, TopK
 from thinwire.compressors.density import kept
 from thinwire.experiments.bench.codes import OURS, Absent, Code, codes, nbytes
+from thinwire.experiments.bench.inputs import draw
 from thinwire.experiments.bench.timing import Timing, side_by_side
 from thinwire.payload import Payload, Reader, add_all_to, pack_payload, unpack_payload
 
@@ -49,14 +50,29 @@ class WireRow:
     unpack_and_add_ms: float
     codes: tuple[CodeResult, ...]
 
+    @property
+    def pack_over_step(self) -> float:
+        """The time to pack a message, as a multiple of the memory's step beside it."""
+        return self.pack_ms / self.memory_step_ms
+
+    @property
+    def unpack_and_add_over_step(self) -> float:
+        """The time to unpack and add the messages, as a multiple of the memory's step beside it."""
+        return self.unpack_and_add_ms / self.memory_step_ms
+
     def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "over_entropy": self.ours / self.entropy}
+        ratios = ("pack_over_step", "unpack_and_add_over_step")
+        return {
+            **asdict(self),
+            "over_entropy": self.ours / self.entropy,
+            **{name: getattr(self, name) for name in ratios},
+        }
 
 
 def bench_wire(numel: int, densities: Sequence[float], repeats: int) -> Iterator[WireRow]:
     """Messages of the largest `density * numel` of normal numbers."""
     layout = Layout.of([("x", 0, (numel,))])
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    x = draw("normal", numel, MESSAGES, torch.device("cpu"))
     for density in densities:
         yield _row(layout, x, density, repeats)
 
@@ -64,20 +80,22 @@ def bench_wire(numel: int, densities: Sequence[float], repeats: int) -> Iterator
 def _row(layout: Layout, x: torch.Tensor, density: float, repeats: int) -> WireRow:
     numel, k = layout.numel, kept(layout.numel, density, None)
     compressor, memory, out = TopK(density), torch.zeros_like(x), torch.zeros_like(x)
-    payload = compressor(x, layout, Key())
-    message = pack_payload(payload)
+    vectors = (draw("normal", numel, seed, x.device) for seed in range(MESSAGES))
+    payloads = [compressor(vector, layout, Key()) for vector in vectors]
+    payload, messages = payloads[0], [pack_payload(one) for one in payloads]
     contenders: dict[str, Callable[[], object]] = {
         "step": lambda: compressor.take_(memory, x, None, layout, Key()),
         "pack": lambda: pack_payload(payload),
-        "unpack": lambda: add_all_to(out, [_unpack(message, layout) for _ in range(MESSAGES)]),
+        "unpack": lambda: add_all_to(out, [_unpack(message, layout) for message in messages]),
     }
-    timed = side_by_side(contenders, memory.zero_, repeats)
+    # numpy fills on one thread: torch would leave its own threads spinning on the cores for some milliseconds
+    timed = side_by_side(contenders, partial(memory.numpy().fill, 0.0), repeats)
     return WireRow(
         density,
         numel,
         k,
         entropy=_log2_binomial(numel, k) / k,
-        ours=8 * message.numel() / k - VALUE_BITS,
+        ours=8 * messages[0].numel() / k - VALUE_BITS,
         value_bits=VALUE_BITS,
         memory_step_ms=timed["step"].median,
         pack_ms=timed["pack"].median,

@@ -39,34 +39,6 @@ def forecast(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: n
 
 
 @njit(nogil=True, cache=True)
-def sample_threshold(
-    kind: Any, a: Any, b: Any, ratio: Any, start: int, stop: int, k: int, mask: Any
-) -> Any:  # pragma: no cover
-    """A magnitude that slightly more than k of the piece's numbers should reach: order statistic of a strided sample.
-
-    Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n); three of these are added.
-    A sample has 1/256 of a piece, 256 to 32,768 numbers.
-    """
-    n = stop - start
-    lines = min(32768, max(256, n // 256)) // LINE
-    sample = np.empty(min(n, lines * LINE), a.dtype)
-    if sample.size == n:
-        for j in range(n):
-            sample[j] = forecast(kind, a, b, ratio, start + j)
-    else:
-        stride = n // lines
-        for i in range(lines):
-            for j in range(LINE):
-                sample[i * LINE + j] = forecast(kind, a, b, ratio, start + i * stride + j)
-    expected = sample.size * k / n
-    rank = k if sample.size == n else int(expected + 3 * np.sqrt(expected) + 3)
-    magnitudes = sample.view(mask.dtype) & mask[0]
-    if rank >= magnitudes.size:
-        return magnitudes.min()
-    return np.partition(magnitudes, magnitudes.size - rank)[magnitudes.size - rank]
-
-
-@njit(nogil=True, cache=True)
 def kth_magnitude(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     """The k-th largest magnitude of a short vector, and how many entries of just that magnitude are among the k."""
     inside = entries.view(mask.dtype) & mask[0]
@@ -103,6 +75,31 @@ def fullest(magnitudes: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
             inside[j] = m
             j += 1
     return inside, above
+
+
+@njit(nogil=True, cache=True)
+def sample_threshold(
+    kind: Any, a: Any, b: Any, ratio: Any, start: int, stop: int, k: int, mask: Any
+) -> Any:  # pragma: no cover
+    """A magnitude that slightly more than k of the piece's numbers should reach: order statistic of a strided sample.
+
+    Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n); three of these are added.
+    A sample has 1/256 of a piece, 256 to 32,768 numbers.
+    """
+    n = stop - start
+    lines = min(32768, max(256, n // 256)) // LINE
+    sample = np.empty(min(n, lines * LINE), a.dtype)
+    if sample.size == n:
+        for j in range(n):
+            sample[j] = forecast(kind, a, b, ratio, start + j)
+    else:
+        stride = n // lines
+        for i in range(lines):
+            for j in range(LINE):
+                sample[i * LINE + j] = forecast(kind, a, b, ratio, start + i * stride // LINE * LINE + j)
+    expected = sample.size * k / n
+    rank = k if sample.size == n else int(expected + 3 * np.sqrt(expected) + 3)
+    return kth_magnitude(sample, mask, max(1, min(rank, sample.size)))[0]
 
 
 @njit(nogil=True, cache=True)
@@ -334,8 +331,8 @@ class _Selection:
         place = int(self.pieces.ends[p]) - k
         tasks = []
         for share in shares:
-            above, upon = count_around(PLAIN, share.entries, share.entries, 0, share.entries.size, kth, self.mask)
-            upon = min(upon, ties)
+            magnitudes = share.entries.view(self.mask.dtype) & self.mask
+            above, upon = int((magnitudes > kth).sum()), min(int((magnitudes == kth).sum()), ties)
             tasks.append((share, upon, slice(place, place + above + upon)))
             ties, place = ties - upon, place + above + upon
         at_once(lambda i: self._settle(kth, *tasks[i]), len(tasks))

@@ -1,76 +1,180 @@
-"""Positions to bytes and back, and sparse addition, on the CPU: one pass over k numbers each, compiled by numba."""
+"""Positions to bytes and back, and sparse addition, on the CPU: one pass over k numbers each, compiled by numba.
+
+To decode on several threads, the marks of each thread's share of the map are counted first: the map of 25 M numbers of
+which 1 % are kept takes 80 kB, and its marks are counted in 11 microseconds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
+from torch import Tensor
+
+from thinwire.ops import reference
+from thinwire.ops.cpu import lanes, words
+from thinwire.ops.cpu.fields import WIDEST, pack_codes, word_at
+from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
+
+# numba's types would have their callers pass the compiler's own first argument
+lowest: Any = lanes.lowest
+ones: Any = words.ones
+ONE = np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
-def pack(positions: Any, width: int, low: Any, bitmap: Any) -> None:  # pragma: no cover
-    """Low parts as consecutive `width`-bit fields, high parts as marks in the (zeroed) bitmap; lowest bit first."""
-    held, bits, byte = np.uint64(0), 0, 0
-    field = np.uint64((1 << width) - 1)
+def _mark(positions: Any, width: int, bitmap: Any) -> None:  # pragma: no cover
+    """High parts as marks in the (zeroed) words of the map, each word written once."""
+    word, place = np.uint64(0), np.int64(0)
     for i in range(positions.size):
-        position = positions[i]
-        mark = (position >> width) + i
-        bitmap[mark >> 3] |= np.uint8(1 << (mark & 7))
-        held |= (np.uint64(position) & field) << np.uint64(bits)
-        bits += width
-        while bits >= 8:
-            low[byte] = np.uint8(held & np.uint64(255))
-            held >>= np.uint64(8)
-            bits -= 8
-            byte += 1
-    if bits:
-        low[byte] = np.uint8(held & np.uint64(255))
-
-
-_ORDER = np.uint64(0x03F79D71B4CB0A89)  # a de Bruijn sequence: its six top bits differ for each of 64 shifts
-_PLACE = np.zeros(64, np.int64)
-for _shift in range(64):
-    _PLACE[(int(_ORDER) << _shift & 0xFFFFFFFFFFFFFFFF) >> 58] = _shift
+        mark = (positions[i] >> width) + i
+        if mark >> 6 != place:
+            bitmap[place] = word
+            word, place = np.uint64(0), mark >> 6
+        word |= ONE << np.uint64(mark & 63)
+    if positions.size:
+        bitmap[place] = word
 
 
 @njit(nogil=True, cache=True)
-def unpack(low: Any, bitmap: Any, width: int, length: int, positions: Any) -> tuple[int, bool]:  # pragma: no cover
-    """The number of marks in the bitmap, and whether the positions ascend; fills as many as there is room for.
+def _sum_gaps(positions: Any, width: int, sums: Any) -> None:  # pragma: no cover
+    last, total = -1, 0
+    for i in range(positions.size):
+        gap = positions[i] - last - 1
+        last = positions[i]
+        total += gap >> width
+        sums[i] = (total << width) | (gap & ((1 << width) - 1))
 
-    Words of 64 bits, and from mark to mark by the lowest set bit: 44 % of the bits are marks, so testing each one would
-    mislead the branch predictor at every other.
+
+@njit(nogil=True, cache=True)
+def _add_up_(sums: Any, width: int) -> None:  # pragma: no cover
+    last, before = -1, 0
+    for i in range(sums.size):
+        total = sums[i] >> width
+        last += (((total - before) << width) | (sums[i] & ((1 << width) - 1))) + 1
+        before = total
+        sums[i] = last
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _word(bitmap: Any, length: int, start: int) -> Any:  # pragma: no cover
+    """The 64 bits of the map from bit `start` on, none from `length` on."""
+    word = word_at(bitmap, start >> 3)
+    return word if length - start >= 64 else word & ((ONE << np.uint64(length - start)) - ONE)
+
+
+@njit(nogil=True, cache=True)
+def _marks(bitmap: Any, length: int, begin: int, end: int) -> int:  # pragma: no cover
+    """How many marks stand in the words of the map that begin in [begin, end)."""
+    count = 0
+    for start in range(begin, end, 64):
+        count += ones(_word(bitmap, length, start))
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _unpack(
+    low: Any, bitmap: Any, width: int, length: int, begin: int, end: int, before: int, positions: Any
+) -> bool:  # pragma: no cover
+    """The positions whose marks stand in [begin, end) of the map, `before` of them ahead: whether they ascend.
+
+    There must be room for as many as `_marks` counts. From mark to mark by the lowest set bit: 44 % of the bits are
+    marks, so testing each one would mislead the branch predictor at every other.
     """
-    count: Any = 0
-    ascending: Any = True
+    ascending = True
     last: Any = -1
-    held, bits, byte = np.uint64(0), 0, 0
-    field = np.uint64((1 << width) - 1)
-    for start in range(0, length, 64):
-        word = np.uint64(0)
-        for j in range(min(8, bitmap.size - start // 8)):
-            word |= np.uint64(bitmap[start // 8 + j]) << np.uint64(8 * j)
-        if length - start < 64:
-            word &= (np.uint64(1) << np.uint64(length - start)) - np.uint64(1)
+    count = before
+    field = (ONE << np.uint64(width)) - ONE
+    for start in range(begin, end, 64):
+        word = _word(bitmap, length, start)
         while word:
-            lowest = word & (~word + np.uint64(1))
-            word ^= lowest
-            if count < positions.size:
-                while bits < width:
-                    held |= np.uint64(low[byte]) << np.uint64(bits)
-                    bits += 8
-                    byte += 1
-                mark = start + _PLACE[np.int64((lowest * _ORDER) >> np.uint64(58))]
-                position = ((mark - count) << width) | np.int64(held & field)
-                held >>= np.uint64(width)
-                bits -= width
-                ascending &= position > last
-                positions[count] = last = position
+            place = count * width
+            rest = (word_at(low, place >> 3) >> np.uint64(place & 7)) & field
+            position = ((start + lowest(word) - count) << width) | np.int64(rest)
+            ascending &= position > last
+            positions[count] = last = position
             count += 1
-    return count, ascending
+            word &= word - ONE
+    return ascending
 
 
 @njit(nogil=True, cache=True)
-def add(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
-    for i in range(positions.size):
-        out[positions[i]] += alpha * values[i]
+def _add(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
+    for i in range(positions.size):  # unsigned: no place counts from the end (one thread: 8 to 18 % faster)
+        out[np.uint64(positions[i])] += alpha * values[i]
+
+
+def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
+    """See `reference.pack_positions`: the fields by all threads, the marks by one."""
+    low = pack_codes(positions, width) if width else torch.empty(0, dtype=torch.uint8)
+    # zeros by numpy: torch's own threads would be left spinning (see `payload.message`)
+    bitmap = np.zeros((length + 63) // 64, np.uint64)
+    _mark(positions.numpy(), width, bitmap)
+    return _whole_words(low), torch.from_numpy(bitmap.view(np.uint8)[: (length + 31) // 32 * 4])
+
+
+def _whole_words(packed: Tensor) -> Tensor:
+    """Bytes filled up with zeros to whole words of four."""
+    missing = -packed.numel() % 4
+    return torch.from_numpy(np.concatenate([packed.numpy(), np.zeros(missing, np.uint8)])) if missing else packed
+
+
+def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
+    """See `reference.sums_of_gaps`."""
+    sums = torch.empty_like(positions)
+    _sum_gaps(positions.numpy(), width, sums.numpy())
+    return sums
+
+
+def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
+    """See `reference.positions_of_sums_`."""
+    _add_up_(sums.numpy(), width)
+    return sums
+
+
+def unpack_positions(
+    low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
+) -> tuple[Tensor, int | Tensor, bool | Tensor]:
+    """See `reference.unpack_positions`."""
+    if width > WIDEST:
+        return reference.unpack_positions(low, bitmap, width, length, count, bound)
+    fields, marks, ends = low.numpy(), bitmap.numpy(), bounds(length)
+    shares = len(ends) - 1
+    before = [0] * (shares + 1)
+    for i in range(shares):
+        before[i + 1] = before[i] + _marks(marks, length, ends[i], ends[i + 1])
+    if before[-1] != count:
+        return torch.zeros(count, dtype=torch.int64), before[-1], False
+    positions = torch.empty(count, dtype=torch.int64)
+    target = positions.numpy()
+    ascending = at_once(
+        lambda i: _unpack(fields, marks, width, length, ends[i], ends[i + 1], before[i], target), shares
+    )
+    joined = all(target[i - 1] < target[i] for i in before[1:-1] if 0 < i < count)
+    sound = all(ascending) and joined and (count == 0 or int(target[-1]) < bound)
+    if not sound and length << width > bound:  # else no position can reach it
+        positions.clamp_(max=bound - 1)
+    return positions, count, sound
+
+
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.add_at_`."""
+    _add(out.numpy(), positions.numpy(), values.numpy(), out.numpy().dtype.type(alpha))
+    return out
+
+
+def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
+    """See `reference.add_each_at_`: every thread adds all of them, in their order, to its share of the output."""
+    array = out.numpy()
+    lists = [(places.numpy(), entries.numpy()) for places, entries in zip(positions, values, strict=True)]
+
+    def add(_: int, begin: int, end: int) -> None:
+        for places, entries in lists:
+            mine = slice(*np.searchsorted(places, (begin, end)))
+            _add(array, places[mine], entries[mine], array.dtype.type(alpha))
+
+    in_parallel(add, out.numel())
+    return out

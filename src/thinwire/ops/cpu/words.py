@@ -94,6 +94,16 @@ def store_word_(typing: Any, packed: Any, place: Any, word: Any) -> Any:
     return types.void(packed, types.intp, types.uint64), emit
 
 
+@_compiled
+def ones(typing: Any, word: Any) -> Any:
+    """How many bits of a word are set."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), emit
+
+
 def _address(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any = None) -> Any:
     """Where array[start] is, as a pointer to 64 lanes of the array's type or to the given type."""
     array_type = signature.args[0]

@@ -10,22 +10,25 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cuda import topk_kernels as kernels
-from thinwire.ops.cuda.launch import Launcher, aligned
+from thinwire.ops.cuda.launch import Launcher, aligned, ceil_div
 from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMPLE, TILE, WIDEST
 
 WARPS = 8
 """Of 32 threads each, for a tile of the one pass."""
-BLOCK = 1024
-"""Candidates of one program."""
+WEIGHED = 1024
+"""Candidates that one program weighs."""
+BLOCK = 4096
+"""Candidates of one program that can read tiles too: these need so many registers that a multiprocessor runs one."""
 WORDS = 256
 """Words of the map of bits that one program spreads."""
-PROGRAMS = 2112
-"""Programs that walk over all tiles after a failure: sixteen for each multiprocessor of an H200."""
+SUMMED = 2048
+"""Numbers that a program sums up at once."""
+PROGRAMS = 264
+"""Programs that walk over all tiles after a failure: two for each multiprocessor of an H200."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,18 @@ class _Selection:
         self.kind, self.a, self.b, self.table, self.scales = kind, a, b, table, scales
         self.again = PLAIN if kind == MEMORY else kind
         self.launch = table.launchers[kind, scales is None, aligned(a, b)]
-        self.blocks: int = triton.cdiv(table.capacity, BLOCK)
+        self.blocks: int = ceil_div(table.capacity, BLOCK)
         pieces, device = table.pieces, a.device
         self.copies = 8 if pieces <= 16 else 1
-        sizes = [self.copies * pieces * BINS, 2 * pieces, 1, 1, 1, 1]
-        self.histogram, self.around, self.failure, *self.open = torch.zeros(
-            sum(sizes), dtype=torch.int32, device=device
-        ).split(sizes)
-        self.floors, self.shifts, self.spans, self.wanted, self.guesses = torch.empty(
-            5, pieces, dtype=torch.int32, device=device
+        sizes = [self.copies * pieces * BINS, 2 * pieces, 4, *[pieces] * 5]
+        self.histogram, self.around, self.flags, self.floors, self.shifts, self.spans, self.wanted, self.guesses = (
+            torch.empty(sum(sizes), dtype=torch.int32, device=device).split(sizes)
         )
-        self.ties = torch.empty(pieces, dtype=torch.int64, device=device)
-        self.places = torch.empty(table.capacity, dtype=torch.int64, device=device)
+        self.failure, *self.open = self.flags.split(1)
+        sizes = [table.capacity, table.number, *[max(self.blocks, table.number)] * 2, *[pieces] * 2]
+        self.places, self.found, self.tallies, self.sums, self.ties, self.before = torch.empty(
+            sum(sizes), dtype=torch.int64, device=device
+        ).split(sizes)
         self.entries = torch.empty(table.capacity, dtype=a.dtype, device=device)
         self.owners = torch.empty(table.capacity, dtype=torch.int32, device=device)
 
@@ -135,25 +138,25 @@ class _Selection:
         scaled = self.scales is not None
         self.launch(
             "sample", kernels.sample, (table.pieces,),
-            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.guesses, self.kind,
-            scaled, SAMPLE, 8, BINS, WIDEST, num_warps=16, enable_fp_fusion=False,
+            self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.guesses,
+            self.histogram, self.around, self.flags, self.kind, scaled, SAMPLE, 8, BINS, WIDEST, self.copies,
+            num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
         words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=self.a.device)
-        found = torch.empty(table.number, dtype=torch.int64, device=self.a.device)
         self.launch(
             "collect", kernels.collect, (table.number,),
-            self.a, self.b, self.a.numel(), scales, table.starts, table.tiles, self.floors, words, found, self.kind,
-            scaled, TILE, num_warps=WARPS, enable_fp_fusion=False,
+            self.a, self.b, self.a.numel(), scales, table.starts, table.tiles, self.floors, words, self.found,
+            self.kind, scaled, TILE, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-        self.reached = found.cumsum(0)
+        self.reached = self.found.cumsum(0)
         self.launch(
-            "spread", kernels.spread, (triton.cdiv(words.numel(), WORDS),),
+            "spread", kernels.spread, (ceil_div(words.numel(), WORDS),),
             words, words.numel(), self.reached, table.number, self.places, table.capacity, WORDS, TILE, num_warps=2,
         )  # fmt: skip
         self.launch(
-            "weigh", kernels.weigh, (self.blocks,),
+            "weigh", kernels.weigh, (ceil_div(table.capacity, WEIGHED),),
             self.a, self.b, table.starts, table.pieces, self.reached, table.number, table.capacity, self.floors,
-            self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, BLOCK, BINS, self.copies,
+            self.shifts, self.histogram, self.places, self.entries, self.owners, self.again, WEIGHED, BINS, self.copies,
             num_warps=4,
         )  # fmt: skip
 
@@ -196,14 +199,19 @@ class _Selection:
 
     def _place(self, positions: Tensor, values: Tensor) -> None:
         """The winners in order: what stands before each block and before each piece says where they begin."""
-        tallies = torch.zeros(max(self.blocks, self.table.number), dtype=torch.int64, device=self.a.device)
+        table = self.table
         self.launch(
             "count", kernels.count, (self._programs,),
-            *self._found, self.failure, self.floors, tallies, self.blocks, self.again, BLOCK, TILE, num_warps=8,
+            *self._found, self.failure, self.floors, self.tallies, self.blocks, self.again, BLOCK, TILE, num_warps=8,
+        )  # fmt: skip
+        self.launch(
+            "stand", kernels.stand, (2,),
+            self.tallies, table.number, self.blocks, self.failure, self.sums, self.ties, table.pieces, self.before,
+            SUMMED, num_warps=8,
         )  # fmt: skip
         self.launch(
             "place", kernels.place, (self._programs,),
-            *self._found, self.failure, self.floors, self.ties, self.ties.cumsum(0), tallies, tallies.cumsum(0),
+            *self._found, self.failure, self.floors, self.ties, self.before, self.tallies, self.sums,
             self.blocks, positions, values, self.kind, self.again, BLOCK, TILE, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
 
