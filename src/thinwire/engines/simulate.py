@@ -290,7 +290,7 @@ class Problem(Protocol):
 
 
 @runtime_checkable
-class FiniteSum(Protocol):
+class FullGradients(Protocol):
     """A problem that can give gradients of all samples as well."""
 
     def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> Gradients:
@@ -343,7 +343,7 @@ class _Gradients:
     def __init__(self, problem: Problem, simulation: Simulation) -> None:
         self._problem, self._simulation = problem, simulation
         self._before: dict[str, Tensor] | None = None
-        given = isinstance(problem, FiniteSum)
+        given = isinstance(problem, FullGradients)
         remedy = "give the problem a method full_gradient(worker, x)"
         check_need(simulation.channels[0], Need.FULL, given, remedy)
 
@@ -359,7 +359,7 @@ class _Gradients:
 
     def _all(self, points: Mapping[str, Tensor], step: int, full: bool) -> list[Gradients]:
         workers = range(self._problem.workers)
-        if full and isinstance(self._problem, FiniteSum):
+        if full and isinstance(self._problem, FullGradients):
             return [self._problem.full_gradient(worker, points) for worker in workers]
         return [self._problem.gradient(worker, points, step) for worker in workers]
 
