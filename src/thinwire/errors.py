@@ -56,6 +56,10 @@ class MomentError(ThinwireError, RuntimeError):
     """Second moments of per-sample gradients cannot be computed as planned; nothing is approximated in silence."""
 
 
+class StepSizeWarning(UserWarning):
+    """A step size beyond what a theorem admits; it may work, and often does, but nothing guarantees it."""
+
+
 class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import DataError
+from thinwire.problems.data_folder import VARIABLE, data_folder
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]
 
-VARIABLE = "THINWIRE_DATA"
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = ("test_batch",)
 SHAPE = (3, 32, 32)
@@ -28,8 +27,8 @@ FOLDERS = ("", "cifar-10-batches-py", "cifar-10-batches-bin", "cifar10", "cifar-
 
 def find_cifar10(data: str | None) -> Path:
     """The folder that holds the files: `data`, else the environment's THINWIRE_DATA, or a usual folder in it."""
-    given = data or os.environ.get(VARIABLE)
-    places = [Path(given) / folder for folder in FOLDERS] if given else []
+    given = data_folder(data)
+    places = [given / folder for folder in FOLDERS] if given else []
     for place in places:
         if any((place / f"{TRAIN[0]}{ending}").is_file() for ending in _READERS):
             return place

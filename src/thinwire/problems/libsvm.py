@@ -25,17 +25,22 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def read_libsvm(path: Path) -> tuple[Any, Any]:
-    """The rows (scipy CSR matrix, float32) and labels -1 and +1 of a two-class file.
+    """The rows (scipy CSR matrix, float32) and labels -1 and +1 of a two-class file; see `read_rows` and `signs`."""
+    rows, labels = read_rows(path, np.float32)
+    return rows, signs(labels, f"data file {path}").astype(np.float32)
 
-    The smaller label becomes -1, the larger +1. A file that is missing, damaged, empty or malformed, or has
-    another number of classes than two, is a `DataError`.
+
+def read_rows(path: Path, dtype: type[np.floating[Any]] = np.float64) -> tuple[Any, Any]:
+    """The rows (scipy CSR matrix) and labels of a file as they are written.
+
+    A file that is missing, damaged, empty or malformed is a `DataError`.
     """
     load = require("sklearn.datasets", "tasks", "reading LIBSVM files").load_svmlight_file
     if not path.is_file():
         raise DataError(f"data file {path} does not exist; give --data a LIBSVM file, plain or .bz2, .gz, .xz")
     try:
         with _open(path) as stream:
-            rows, labels = load(stream, dtype=np.float32)
+            rows, labels = load(stream, dtype=dtype)
     except _DAMAGED as damage:
         problem = f"data file {path} is truncated or not what its ending says: {damage}; fetch it again"
         raise DataError(problem) from damage
@@ -44,17 +49,18 @@ def read_libsvm(path: Path) -> tuple[Any, Any]:
         raise DataError(f"data file {path} is not in LIBSVM format: {mistake}") from mistake
     if not (np.isfinite(rows.data).all() and np.isfinite(labels).all()):
         _locate_mistake(path)
-    return rows, _signs(labels, path)
-
-
-def _signs(labels: Any, path: Path) -> Any:
-    classes = np.unique(labels)
-    if len(classes) == 0:
+    if len(labels) == 0:
         raise DataError(f"data file {path} holds no rows; a LIBSVM file has one row `label index:value …` a line")
+    return rows, labels
+
+
+def signs(labels: Any, source: str) -> Any:
+    """The smaller of two labels as -1, the larger as +1; another number of classes is a `DataError`."""
+    classes = np.unique(labels)
     if len(classes) != 2:
         shown = ", ".join(f"{label:g}" for label in classes[:6]) + (", …" if len(classes) > 6 else "")
-        raise DataError(f"data file {path} has {len(classes)} classes ({shown}); logistic regression takes exactly 2")
-    return np.where(labels == classes[0], -1.0, 1.0).astype(np.float32)
+        raise DataError(f"{source} has {len(classes)} classes ({shown}); logistic regression takes exactly 2")
+    return np.where(labels == classes[0], -1.0, 1.0)
 
 
 def _locate_mistake(path: Path) -> None:

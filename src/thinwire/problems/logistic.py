@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.errors import DataError
-from thinwire.extras import require
-from thinwire.problems.libsvm import read_libsvm
+from thinwire.problems.datasets import breast_cancer
+from thinwire.problems.libsvm import read_libsvm, signs
 from thinwire.problems.order import Indices, epoch_slice, seeded, split
 from thinwire.problems.task import Batch, Defaults, Task
 
@@ -116,6 +116,5 @@ class Logistic(Task):
 
 
 def _breast_cancer() -> tuple[Any, Any]:
-    bundle = require("sklearn.datasets", "tasks", "the task 'logistic'").load_breast_cancer()
-    rows = (bundle.data - bundle.data.mean(0)) / bundle.data.std(0)
-    return rows.astype(np.float32), np.where(bundle.target == 0, -1.0, 1.0).astype(np.float32)
+    rows, labels = breast_cancer()
+    return rows.astype(np.float32), signs(labels, "the breast cancer data").astype(np.float32)

@@ -1,0 +1,71 @@
+"""Data sets by name: a LIBSVM file in the user's folder, a path, or scikit-learn's breast cancer data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thinwire.errors import DataError
+from thinwire.extras import require
+from thinwire.problems.data_folder import VARIABLE, data_folder
+from thinwire.problems.libsvm import read_rows
+
+BREAST_CANCER = "breast_cancer"
+"""The one that needs no file."""
+FOLDERS = ("", "libsvm")
+"""Where the files may lie in the folder that is given."""
+ENDINGS = tuple(f"{text}{packed}" for text in ("", ".txt") for packed in ("", ".bz2", ".gz", ".xz"))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples as float64 rows (scipy CSR or numpy) in the order of their file, and their labels as written."""
+
+    name: str
+    rows: Any
+    labels: Any
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def load_dataset(name: str = BREAST_CANCER, data: str | None = None) -> Dataset:
+    """The data set `name`: breast_cancer, a LIBSVM file of that name in the folder `data`, or a path to one.
+
+    Files may be plain or .bz2, .gz, .xz; without `data` the folder is that of the environment's THINWIRE_DATA.
+    """
+    if name == BREAST_CANCER:
+        return Dataset(name, *breast_cancer(), source="scikit-learn load_breast_cancer, features standardised")
+    path = _find(name, data_folder(data))
+    rows, labels = read_rows(path)
+    return Dataset(name, rows, labels, source=path.name)
+
+
+def breast_cancer() -> tuple[Any, Any]:
+    """569 tumours with 30 features of mean 0 and variance 1; labels 0 (malignant) and 1."""
+    bundle = require("sklearn.datasets", "tasks", "the breast cancer data").load_breast_cancer()
+    return (bundle.data - bundle.data.mean(0)) / bundle.data.std(0), bundle.target.astype(np.float64)
+
+
+def _find(name: str, folder: Path | None) -> Path:
+    places = [folder / inner for inner in FOLDERS] if folder else []
+    candidates = [Path(name), *(place / f"{name}{ending}" for place in places for ending in ENDINGS)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    known = sorted({_stem(file) for place in places if place.is_dir() for file in place.iterdir() if file.is_file()})
+    where = f"{folder} holds {', '.join(known) or 'no data files'}" if folder else f"{VARIABLE} is not set"
+    raise DataError(
+        f"unknown data set {name!r}: known is {BREAST_CANCER}, and {where}. Name a folder of LIBSVM files by --data "
+        f"FOLDER or {VARIABLE} (a9a, a9a.bz2, a9a.gz or a9a.xz there is 'a9a'), or give the path of a file as the name"
+    )
+
+
+def _stem(file: Path) -> str:
+    """The name that a file is asked for by."""
+    ending = next(end for end in reversed(ENDINGS) if file.name.endswith(end))  # the empty one comes last
+    return file.name.removesuffix(ending)

@@ -1,0 +1,163 @@
+"""Linear models on n workers: f = (1/n) Σ fᵢ with fᵢ(x) = mean of ℓ(⟨a, x⟩, y) over worker i's rows a, plus r(x)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thinwire.errors import ConfigError
+from thinwire.problems.losses import Loss
+from thinwire.problems.regularisers import Regulariser
+from thinwire.problems.shards import Shards
+from thinwire.problems.worker_sums import DenseSums, SparseSums, WorkerSums
+from thinwire.theory import Smoothness, least_squares_pl, linear_model_smoothness
+
+Vector = NDArray[np.float64]
+BLOCK_BYTES = 64 * 2**20
+"""Dense gradients at a time, unless told otherwise."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FiniteSum:
+    """All workers' values and gradients cost one pass over the data, whatever their number.
+
+    `rows` (a CSR or dense float64 matrix) is sorted by worker: worker i has rows[offsets[i]:offsets[i+1]]. Nothing of
+    size n × d is made unless `gradients` is asked for: `data_gradients` stores what the data store, `gradient_blocks`
+    gives dense blocks of some workers, `mean_gradient` and `value` need one vector. See `nbytes`.
+
+    Arrays in float64; `start`, `gradient` and `loss` are what `thinwire.simulate` asks of a problem.
+    """
+
+    rows: Any
+    targets: Vector
+    offsets: NDArray[np.int64]
+    sample_loss: Loss
+    regulariser: Regulariser
+    x0: Vector = field(default_factory=lambda: np.empty(0))
+    """Where a simulation starts; unless given, numpy's default_rng(0).normal(size=d)."""
+
+    @classmethod
+    def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: Loss, regulariser: Regulariser) -> FiniteSum:
+        """Rows in the order of their file, dealt out to workers as `shards` says."""
+        return cls(rows[shards.order], targets[shards.order], shards.offsets, sample_loss, regulariser)
+
+    def __post_init__(self) -> None:
+        if not self.x0.size:
+            object.__setattr__(self, "x0", np.random.default_rng(0).normal(size=self.d))
+        if self.x0.shape != (self.d,):
+            raise ConfigError(f"x0 has shape {self.x0.shape}; this problem has {self.d} coordinates")
+
+    @property
+    def workers(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def d(self) -> int:
+        return int(self.rows.shape[1])
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Nᵢ, the rows of each worker."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def sums(self) -> WorkerSums:
+        """The product that all workers' gradients are."""
+        return (DenseSums if isinstance(self.rows, np.ndarray) else SparseSums)(self.rows, self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, all workers together: 8 a number for dense rows, at most 36 an entry for CSR, and 28 a row.
+
+        A worker by itself costs 12 bytes: its offset and the pointer to its sums.
+        """
+        rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.data
+        structure = () if isinstance(self.rows, np.ndarray) else (self.rows.indices, self.rows.indptr)
+        arrays = (rows, *structure, self.targets, self.offsets, self._shares, self.x0)
+        return sum(int(array.nbytes) for array in arrays) + self.sums.nbytes
+
+    # ------------------------------------------------------------------------------------------- values and gradients
+
+    def predictions(self, x: Vector) -> Vector:
+        """⟨a, x⟩ of every row, in the order of workers."""
+        found: Vector = self.rows @ x
+        return found
+
+    def values(self, x: Vector) -> Vector:
+        """fᵢ(x) of every worker."""
+        losses = self.sample_loss.value(self.predictions(x), self.targets)
+        means: Vector = np.add.reduceat(losses * self._shares, self.offsets[:-1])
+        return means + self.regulariser.value(x)
+
+    def value(self, x: Vector) -> float:
+        """f(x) = (1/n) Σ fᵢ(x)."""
+        return float(self.values(x).mean())
+
+    def weights(self, x: Vector) -> Vector:
+        """ℓ′(⟨a, x⟩, y)/Nᵢ of every row: the gradients without r are its sums with the rows."""
+        slopes: Vector = self.sample_loss.derivative(self.predictions(x), self.targets)
+        return slopes * self._shares
+
+    def data_gradients(self, x: Vector) -> Any:
+        """∇fᵢ(x) − ∇r(x) of every worker, an n × d matrix stored as the rows are: CSR, or dense."""
+        return self.sums.all(self.weights(x))
+
+    def gradient_blocks(self, x: Vector, at_once: int | None = None) -> Iterator[tuple[int, Vector]]:
+        """∇fᵢ(x) as dense blocks of `at_once` workers (64 MiB unless told), each with its first worker's number."""
+        at_once = max(1, BLOCK_BYTES // (8 * self.d)) if at_once is None else at_once
+        common = self.regulariser.gradient(x)
+        for first, block in self.sums.blocks(self.weights(x), at_once):
+            yield first, np.add(block, common, out=block)
+
+    def gradients(self, x: Vector) -> Vector:
+        """∇fᵢ(x) of every worker, dense n × d."""
+        return next(self.gradient_blocks(x, self.workers))[1]
+
+    def mean_gradient(self, x: Vector) -> Vector:
+        """∇f(x) = (1/n) Σ ∇fᵢ(x), with one vector of memory."""
+        gradient: Vector = self.rows.T @ self.weights(x) / self.workers + self.regulariser.gradient(x)
+        return gradient
+
+    @cached_property
+    def _shares(self) -> Vector:
+        """1/Nᵢ of every row."""
+        return np.repeat(1 / self.sizes, self.sizes)
+
+    # ---------------------------------------------------------------------------------------------------------- theory
+
+    def smoothness(self) -> Smoothness:
+        """L, Lᵢ and μ; eigenvalues are found anew at each call."""
+        curvature, added = self.sample_loss.curvature, self.regulariser.smoothness
+        strong = bool(self.regulariser.convexity)
+        return linear_model_smoothness(self.rows, self.offsets, curvature, added, self._mu(), strong)
+
+    def _mu(self) -> float | None:
+        """Strong convexity of r; else the PL constant of squares; else none."""
+        convexity = self.regulariser.convexity
+        if convexity is None or convexity > 0:
+            return convexity
+        pl = least_squares_pl(self.rows, self.offsets) if self.sample_loss.convexity else None
+        return None if pl is None else self.sample_loss.convexity * pl
+
+    # --------------------------------------------------------------------------------------------- thinwire's simulate
+
+    def start(self) -> dict[str, Tensor]:
+        return {"x": torch.from_numpy(self.x0.copy())}
+
+    def gradient(self, worker: int, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """One worker's ∇fᵢ(x); `step` changes nothing, since gradients are exact."""
+        own = slice(self.offsets[worker], self.offsets[worker + 1])
+        rows, point = self.rows[own], x["x"].numpy()
+        slopes = self.sample_loss.derivative(rows @ point, self.targets[own])
+        return {"x": torch.from_numpy(rows.T @ (slopes * self._shares[own]) + self.regulariser.gradient(point))}
+
+    def loss(self, x: Mapping[str, Tensor]) -> float:
+        return self.value(x["x"].numpy())

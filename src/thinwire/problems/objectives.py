@@ -1,0 +1,48 @@
+"""The problems of the EF21 paper by name: what is minimised over a data set that workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from thinwire.errors import ConfigError
+from thinwire.problems.datasets import Dataset
+from thinwire.problems.finite_sum import FiniteSum
+from thinwire.problems.libsvm import signs
+from thinwire.problems.losses import LogisticLoss, SquaredLoss
+from thinwire.problems.regularisers import L2, Nonconvex
+from thinwire.problems.shards import Shards
+
+
+def logistic_regression(dataset: Dataset, shards: Shards, strength: float = 0.1) -> FiniteSum:
+    """(1/N) Σ log(1 + exp(−y ⟨a, x⟩)) + λ Σ x²/(1 + x²), the paper's, with λ = 0.1; two classes as −1 and +1."""
+    labels = signs(dataset.labels, f"data set {dataset.name!r}")
+    return FiniteSum.of(dataset.rows, labels, shards, LogisticLoss(), Nonconvex(strength))
+
+
+def l2_logistic_regression(dataset: Dataset, shards: Shards, strength: float = 0.1) -> FiniteSum:
+    """(1/N) Σ log(1 + exp(−y ⟨a, x⟩)) + λ/2 ‖x‖², λ-strongly convex; two classes as −1 and +1."""
+    labels = signs(dataset.labels, f"data set {dataset.name!r}")
+    return FiniteSum.of(dataset.rows, labels, shards, LogisticLoss(), L2(strength))
+
+
+def least_squares(dataset: Dataset, shards: Shards, strength: float = 0.0) -> FiniteSum:
+    """(1/2N) Σ (⟨a, x⟩ − y)² + λ/2 ‖x‖²; two classes as −1 and +1, other labels as they are."""
+    two = len(np.unique(dataset.labels)) == 2
+    labels = signs(dataset.labels, f"data set {dataset.name!r}") if two else dataset.labels
+    return FiniteSum.of(dataset.rows, labels, shards, SquaredLoss(), L2(strength))
+
+
+OBJECTIVES: dict[str, Callable[..., FiniteSum]] = {
+    "logistic": logistic_regression,
+    "l2": l2_logistic_regression,
+    "least-squares": least_squares,
+}
+
+
+def objective(name: str, dataset: Dataset, shards: Shards, strength: float | None = None) -> FiniteSum:
+    """The problem of that name; `strength` is λ, the problem's own unless given."""
+    if name not in OBJECTIVES:
+        raise ConfigError(f"unknown problem {name!r}; the problems are {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name](dataset, shards, *([] if strength is None else [strength]))

@@ -1,0 +1,71 @@
+"""A compressor's constants on vectors of d numbers: its contraction α and its variance ω."""
+
+from __future__ import annotations
+
+import math
+
+from thinwire.compressors import Compressor, Contractive, Identity, RandK, TopK, Unbiased
+from thinwire.errors import ConfigError
+
+
+def contraction(compressor: Compressor, d: int) -> float:
+    """α of E‖C(v) − v‖² ≤ (1 − α) ‖v‖², in (0, 1]; the library calls it delta.
+
+    >>> from thinwire import QSGD, TopK
+    >>> contraction(TopK(count=1), 68)
+    0.014705882352941176
+    >>> contraction(QSGD(1, 64), 64)
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: qsgd(1, bucket=64) has variance omega = 8 on 64 numbers and is no contraction: write \
+contractive(qsgd(1, bucket=64)), whose alpha is 0.111
+    """
+    check_count(compressor, d)
+    alpha, omega = compressor.delta(d), compressor.omega(d)
+    if alpha > 0:
+        return alpha
+    if omega is None:
+        raise ConfigError(f"{compressor} promises no contraction (alpha = {alpha:g}); theory needs alpha > 0: use topk")
+    raise ConfigError(
+        f"{compressor} has variance omega = {omega:.3g} on {d} numbers and is no contraction: "
+        f"write contractive({compressor}), whose alpha is {1 / (1 + omega):.3g}"
+    )
+
+
+def variance(compressor: Compressor, d: int) -> float:
+    """ω of an unbiased compressor: E C(v) = v and E‖C(v) − v‖² ≤ ω ‖v‖²."""
+    omega = compressor.omega(d)
+    if omega is None:
+        raise ConfigError(f"{compressor} is biased; this theorem needs an unbiased compressor such as qsgd or natural")
+    return omega
+
+
+def bias_and_variance(compressor: Compressor, d: int) -> tuple[float, float]:
+    """EF-BV's η and ω: ‖E C(v) − v‖ ≤ η ‖v‖ and E‖C(v) − E C(v)‖² ≤ ω ‖v‖².
+
+    (0, ω) of an unbiased compressor; (ω/(1 + ω), ω/(1 + ω)²) of it scaled to a contraction; (1 − k/d, (1 − k/d) k/d) of
+    rand-k; (√(1 − α), 0) of a deterministic one.
+    """
+    alpha, omega = compressor.delta(d), compressor.omega(d)
+    if omega is not None:
+        return 0.0, omega
+    if isinstance(compressor, Contractive):
+        return 1 - alpha, alpha * (1 - alpha)
+    alpha = contraction(compressor, d)
+    if isinstance(compressor, RandK):
+        if compressor.values != "full":
+            raise ConfigError(f"the bias of {compressor} is not known: leave its values full")
+        return 1 - alpha, alpha * (1 - alpha)
+    return math.sqrt(1 - alpha), 0.0
+
+
+def is_deterministic(compressor: Compressor) -> bool:
+    """Whether equal vectors give equal messages, as EF21+'s theorem asks."""
+    if isinstance(compressor, RandK | Contractive):
+        return False
+    return isinstance(compressor, Identity) or not isinstance(compressor, Unbiased)
+
+
+def check_count(compressor: Compressor, d: int) -> None:
+    """Refuse a k beyond d: the compressor would keep everything, and its user means another problem."""
+    if isinstance(compressor, TopK | RandK) and compressor.count is not None and compressor.count > d:
+        raise ConfigError(f"{compressor} keeps {compressor.count} numbers of {d}; take a count of at most {d}")

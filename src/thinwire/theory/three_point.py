@@ -1,0 +1,64 @@
+"""The recursions of three point compressors (Richtárik et al. 2022, 3PC): A stands in θ's place, B in β's.
+
+E‖C_{h,y}(x) − x‖² ≤ (1 − A) ‖h − y‖² + B ‖x − y‖². Step sizes are EF21's (`ef21_nonconvex_step`, `ef21_pl_step`),
+in which L₊ with mean ‖∇fᵢ(x) − ∇fᵢ(y)‖² ≤ L₊² ‖x − y‖² may stand for L̃ ≥ L₊.
+"""
+
+from __future__ import annotations
+
+import math
+
+from thinwire.errors import ConfigError
+from thinwire.theory.recursion import Recursion, markov
+
+
+def lag(zeta: float) -> Recursion:
+    """LAG sends x where ‖x − h‖² > ζ ‖x − y‖², else nothing: A = 1, B = ζ."""
+    return Recursion(1.0, zeta)
+
+
+def clag(alpha: float, zeta: float) -> Recursion:
+    """CLAG sends C(x − h) where ‖x − h‖² > ζ ‖x − y‖², else nothing: EF21's A, B = max{β, ζ}."""
+    own = markov(alpha)
+    return Recursion(own.theta, max(own.beta, zeta))
+
+
+def three_point_v1(alpha: float) -> Recursion:
+    """y + C(x − y), which sends y whole: A = 1, B = 1 − α."""
+    return Recursion(1.0, 1 - alpha)
+
+
+def three_point_v2(alpha: float, omega: float) -> Recursion:
+    """b + C(x − b) with b = h + Q(x − y) and Q unbiased: A = α, B = (1 − α) ω."""
+    return Recursion(alpha, (1 - alpha) * omega)
+
+
+def three_point_v4(alpha_first: float, alpha_second: float) -> Recursion:
+    """b + C₁(x − b) with b = h + C₂(x − h): EF21's with ᾱ = 1 − (1 − α₁)(1 − α₂)."""
+    return markov(1 - (1 - alpha_first) * (1 - alpha_second))
+
+
+def three_point_v5(alpha: float, p: float) -> Recursion:
+    """x with probability p, else h + C(x − y): A = 1 − √(1 − p), B = (1 − p)(1 − α)/(1 − √(1 − p))."""
+    _check_probability(p)
+    A = 1 - math.sqrt(1 - p)
+    return Recursion(A, (1 - p) * (1 - alpha) / A)
+
+
+def marina(p: float, omega: float, workers: int) -> Recursion:
+    """MARINA (Gorbunov et al. 2021), of the aggregate: A = p, B = (1 − p) ω/n, for independent unbiased Qᵢ.
+
+    Where all Lᵢ are L the step is γ ≤ 1 / (L (1 + √((1 − p) ω/(pn)))).
+    """
+    _check_probability(p)
+    return Recursion(p, (1 - p) * omega / workers)
+
+
+def marina_probability(omega: float) -> float:
+    """p = 1/(1 + ω)."""
+    return 1 / (1 + omega)
+
+
+def _check_probability(p: float) -> None:
+    if not 0 < p <= 1:
+        raise ConfigError(f"p, the probability of a whole gradient, lies in (0, 1], got {p}")
