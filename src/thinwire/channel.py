@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import NonFiniteGradient, WireError
-from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
+from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
@@ -105,6 +105,8 @@ class Channel:
         infos = {name: ParameterInfo.of(i, p) for i, (name, p) in enumerate(parameters.items())}
         self.parameters = infos
         self.rules = {name: rule_of(rule, name, info.numel) for name, info in infos.items()}
+        for each in set(self.rules.values()):
+            each.admit_workers(size)
         self.worker = Store({n: [s for s in r.slots if s.per_worker] for n, r in self.rules.items()}, infos, size)
         self.server = server or Store(
             {n: [s for s in r.slots if not s.per_worker] for n, r in self.rules.items()}, infos, size
@@ -124,6 +126,14 @@ class Channel:
         """All that the rules in use ask of the engine."""
         return frozenset[Need]().union(*(rule.needs for rule in self.rules.values()))
 
+    @property
+    def wants_full(self) -> bool:
+        """Whether some rule asks for full gradients at this step."""
+        return any(
+            Need.FULL in rule.needs and (name not in self.started or rule.wants_full(self._key().shared()))
+            for name, rule in self.rules.items()
+        )
+
     def layout(self, names: Sequence[str]) -> Layout:
         """The layout of a flat buffer that holds these parameters in this order."""
         return Layout.of([(name, self.parameters[name].index, self.parameters[name].shape) for name in names])
@@ -137,32 +147,36 @@ class Channel:
         scale: float = 1.0,
         used: Sequence[bool] | None = None,
         moment: Tensor | None = None,
+        previous: Tensor | None = None,
         measure: bool = False,
     ) -> Outgoing:
         """This worker's message for one bucket: `flat` holds its gradients, times `scale`, and is left as it is.
 
         `moment` holds the second moments where a rule needs them (zeros elsewhere), laid out alike but *not* scaled;
-        one that is not finite is treated as such a gradient is. Parameters that no rank used, or whose step size is
+        `previous` the gradients at the previous point, times `scale`. One that is not finite is treated as such a
+        gradient is. Parameters that no rank used, or whose step size is
         zero where the rule needs it, take no part: their state stays as it is.
         """
         parts = self._parts(layout, step_sizes, used)
         flag = first_nonfinite(flat, layout)
-        if moment is not None:
-            flag = torch.where(flag == FINITE, first_nonfinite(moment, layout), flag)
+        for more in (moment, previous):
+            if more is not None:
+                flag = torch.where(flag == FINITE, first_nonfinite(more, layout), flag)
         if not flat.is_cuda and int(flag) != FINITE:  # on a GPU nobody waits to know: whatever is sent is refused
-            flat, moment = torch.zeros_like(flat), None if moment is None else torch.zeros_like(moment)
+            flat = torch.zeros_like(flat)
+            moment, previous = (None if more is None else flat for more in (moment, previous))
         body: list[Chunk] = []
         norms: dict[str, Norms] = {}
         fixed = True
         elements: int | None = 0
         for part in parts:
-            signal = self._signal(part, flat, moment, layout, step_sizes, scale)
+            signal = self._signal(part, flat, moment, previous, layout, step_sizes, scale)
             payload = self._send_part(part, signal)
             if measure:
                 norms |= self._measure(part, signal)
             chunks = chunks_of(payload)
             body += [fields("Q", size(chunks)), *chunks]
-            fixed = fixed and payload.fixed
+            fixed = fixed and payload.fixed and not part.rule.varies
             elements = None if elements is None or payload.elements is None else elements + payload.elements
         digest = self._digest(layout, parts)
         return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms, elements)
@@ -184,17 +198,20 @@ class Channel:
         part: Part,
         flat: Tensor,
         moment: Tensor | None,
+        previous: Tensor | None,
         layout: Layout,
         step_sizes: Mapping[str, float] | None,
         scale: float,
     ) -> Signal:
         dtype = self._dtype(part)
-        needed = moment if Need.MOMENTS in part.rule.needs else None
+        moment = moment if Need.MOMENTS in part.rule.needs else None
+        previous = previous if Need.PREVIOUS in part.rule.needs else None
         return Signal(
             value=part.take(flat, layout, dtype, scale),
             rescale=self._rescale(part, step_sizes),
             first=part.first,
-            moment=None if needed is None else part.take(needed, layout, dtype, 1.0),
+            moment=None if moment is None else part.take(moment, layout, dtype, 1.0),
+            previous=None if previous is None else part.take(previous, layout, dtype, scale),
         )
 
     def _send_part(self, part: Part, signal: Signal) -> Payload:
@@ -327,7 +344,8 @@ class Channel:
         self._received.append(part)
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
-        part.rule.receive(payloads, part.layout, self.server.bind(part.layout), result)
+        round = Round(payloads, self._key().shared(), part.first)
+        part.rule.receive(round, part.layout, self.server.bind(part.layout), result)
         if sent.scale != 1.0:
             result.mul_(sent.scale)
         if not alone:

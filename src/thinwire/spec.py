@@ -15,11 +15,22 @@ from thinwire.compressors import (
     ScaledSign,
     Strom,
     TopK,
+    Unbias,
 )
 from thinwire.errors import ConfigError, SpecError
 from thinwire.feedback import (
+    CLAG,
     EF21,
+    EF21BC,
+    EF21HB,
+    EF21P,
+    EF21PAGE,
+    EF21PP,
+    EF21SGD2M,
     EF21SGDM,
+    EF21W,
+    EFBV,
+    MARINA,
     VGC,
     EControl,
     EF21Plus,
@@ -29,16 +40,55 @@ from thinwire.feedback import (
     Route,
     Rule,
     Target,
+    ThreePCv2,
+    ThreePCv4,
+    ThreePCv5,
     as_rule,
 )
 from thinwire.schedule import Warmup
 from thinwire.text import Named
 
 COMPRESSORS: dict[str, type[Named]] = {
-    kind.name: kind for kind in (Identity, TopK, RandK, HardThreshold, Strom, ScaledSign, QSGD, Natural, Contractive)
+    kind.name: kind
+    for kind in (
+        Identity,
+        TopK,
+        RandK,
+        HardThreshold,
+        Strom,
+        ScaledSign,
+        QSGD,
+        Natural,
+        Contractive,
+        Unbias,
+    )
 }
 RULES: dict[str, type[Named]] = {
-    kind.name: kind for kind in (Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl, VGC, Hybrid, Route)
+    kind.name: kind
+    for kind in (
+        Plain,
+        MemSGD,
+        EF21,
+        EF21Plus,
+        EF21SGDM,
+        EF21SGD2M,
+        EF21PAGE,
+        EF21PP,
+        EF21BC,
+        EF21HB,
+        EF21W,
+        EF21P,
+        EFBV,
+        CLAG,
+        ThreePCv2,
+        ThreePCv4,
+        ThreePCv5,
+        MARINA,
+        EControl,
+        VGC,
+        Hybrid,
+        Route,
+    )
 }
 NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup, Target.name: Target}
 """Every name that the text form knows."""
@@ -76,6 +126,8 @@ def _build(node: ast.expr, text: str) -> Any:
             return constant
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
+        case ast.Tuple(elts=parts):
+            return tuple(_build(part, text) for part in parts)
         case ast.Dict(keys=keys, values=values):
             return _table(keys, values, text, node)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=options) if name in NAMES:

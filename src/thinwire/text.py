@@ -17,6 +17,8 @@ def show(value: object) -> str:
         return value if _BARE.fullmatch(value) and value not in {"True", "False", "None"} else repr(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {show(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, bool) or value is None:
         return repr(value)
     if isinstance(value, Integral):  # numpy's numbers too, whose repr names their type

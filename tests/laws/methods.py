@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from thinwire import (
+    CLAG,
     EF21,
+    EF21BC,
+    EF21HB,
+    EF21P,
+    EF21PAGE,
+    EF21PP,
+    EF21SGD2M,
     EF21SGDM,
+    EF21W,
+    EFBV,
+    MARINA,
     QSGD,
     VGC,
     Compressor,
@@ -22,7 +32,11 @@ from thinwire import (
     ScaledSign,
     Strom,
     Target,
+    ThreePCv2,
+    ThreePCv4,
+    ThreePCv5,
     TopK,
+    Unbias,
     Warmup,
 )
 
@@ -53,6 +67,8 @@ COMPRESSORS: list[Compressor] = [
     Natural(),
     Contractive(QSGD(2, 16)),
     Contractive(Natural()),
+    Unbias(RandK(0.2)),
+    Unbias(RandK(count=2, shared=True)),
 ]
 
 CONTRACTIONS = [c for c in COMPRESSORS if c.delta(10_000) >= 0]
@@ -75,6 +91,46 @@ def rules(compressor: Compressor) -> list[Feedback]:
     ]
 
 
+FAMILY: list[Feedback] = [
+    rule
+    for c in (
+        Identity(),
+        TopK(0.3),
+        TopK(0.3, per="bucket"),
+        RandK(0.3, shared=True),
+        ScaledSign(7),
+        HardThreshold(0.5),
+    )
+    for rule in (
+        EF21SGD2M(c, eta=0.3),
+        EF21PAGE(c, 0.4),
+        EF21PP(c, 0.5),
+        EF21PP(c, 0.5, start="zero"),
+        EF21BC(c, RandK(0.4)),
+        EF21BC(TopK(0.2), c, start="compressed"),
+        EF21HB(c, eta=0.7),
+        EF21W(c, (1.0, 2.5, 0.5)),
+        EFBV(c, lam=0.6, nu=0.8),
+        EFBV(c, lam=0.5, start="compressed"),
+        CLAG(c, zeta=1.0),
+        CLAG(c, zeta=0.3, start="zero"),
+        ThreePCv2(c, Unbias(RandK(0.5))),
+        ThreePCv2(c, QSGD(3, 8), start="zero"),
+        ThreePCv4(c, TopK(0.2)),
+        ThreePCv4(RandK(0.3, shared=True), c, start="compressed"),
+        ThreePCv5(c, 0.4),
+        EF21P(EF21(c), TopK(0.4)),
+        EF21P(EF21PP(TopK(0.2), 0.6), c),
+    )
+] + [
+    MARINA(Identity(), 0.3),
+    MARINA(Unbias(RandK(0.2)), 0.3),
+    MARINA(QSGD(3, 8), 0.5),
+    EFBV(Unbias(RandK(0.2)), lam=0.2),
+    EF21P(MARINA(Natural(), 0.2), RandK(0.5, shared=True)),
+]
+"""The rest of EF21's family, over fewer compressors."""
+
 CRITERIA: list[Feedback] = [
     VGC(),
     VGC(1.0, zeta=1.0, values="full"),
@@ -85,4 +141,4 @@ CRITERIA: list[Feedback] = [
     Hybrid(Warmup(0.01, 0.5, 3), alpha=Target(5.0, start=1.0, gain=0.2), zeta=0.9),
 ]
 
-METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8)), *CRITERIA]
+METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8)), *FAMILY, *CRITERIA]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from thinwire import (
     EF21,
-    EF21SGDM,
     VGC,
     EControl,
     EF21Plus,
@@ -28,13 +27,12 @@ from thinwire import (
     parse,
 )
 from thinwire.feedback.criterion import Criterion
+from thinwire.feedback.increments import Increments
 
 WORKERS = 3
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
 each_memory = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, MemSGD)], ids=str)
-each_increment = pytest.mark.parametrize(
-    "rule", [r for r in METHODS if isinstance(r, EF21 | EF21Plus | EF21SGDM | EControl)], ids=str
-)
+each_increment = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, Increments)], ids=str)
 Stream = list[list[Tensor]]
 
 
@@ -47,7 +45,11 @@ def exchange(sim: Simulation, layout: Layout, gradients: list[Tensor], step_size
     """One step; the result as a flat vector in the layout's order."""
     named = [{p.name: view.view(p.shape) for p, view in layout.views(g)} for g in gradients]
     moments = [{name: moment(g) for name, g in own.items()} for own in named]
-    out = sim.exchange(named, dict.fromkeys(sim.parameters, step_size), moments)
+    previous = [{name: 0.75 * g for name, g in own.items()} for own in named]
+    out = sim.exchange(named, dict.fromkeys(sim.parameters, step_size), moments, previous)
+    with sim.moving():
+        for name, parameter in sim.parameters.items():
+            parameter.sub_(out[name], alpha=step_size)
     return torch.cat([out[p.name].reshape(-1) for p in layout.pieces])
 
 
@@ -118,7 +120,25 @@ def test_nothing_unambiguous_or_not_is_lost(rule: Criterion, data: st.DataObject
 @each_increment
 @settings(max_examples=4)
 @given(data=st.data(), layout=st.sampled_from(LAYOUTS))
-def test_the_mean_is_the_mean_of_the_locals(rule: Feedback, data: st.DataObject, layout: Layout) -> None:
+def test_the_mean_is_the_mean_of_the_locals(rule: Increments, data: st.DataObject, layout: Layout) -> None:
+    """The mean by the rule's own weights; where the server does nothing else, it is what comes out."""
+    stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
+    sim = simulation(rule, layout)
+    mass = torch.zeros(layout.numel, dtype=torch.float64)
+    for gradients in stream:
+        out, mean = exchange(sim, layout, gradients), slot(sim, 0, "mean", layout)
+        assert type(rule).receive is not Increments.receive or torch.equal(out, mean)
+        locals_ = [slot(sim, worker, "local", layout) for worker in range(WORKERS)]
+        mass += sum(g.abs() for g in gradients) + sum(v.abs() for v in locals_)
+        gap = mean - sum(rule.share(worker, WORKERS) * v for worker, v in enumerate(locals_))
+        scales = mass + mass.max() if mass.numel() else mass
+        assert (gap.abs() <= 32 * eps(torch.float64) * len(stream) * scales).all()
+
+
+@pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, EF21Plus)], ids=str)
+@settings(max_examples=4)
+@given(data=st.data(), layout=st.sampled_from(LAYOUTS))
+def test_what_comes_out_is_the_mean_of_all_copies(rule: EF21Plus, data: st.DataObject, layout: Layout) -> None:
     stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
     sim = simulation(rule, layout)
     mass = torch.zeros(layout.numel, dtype=torch.float64)

@@ -25,7 +25,7 @@ from thinwire import (
     TopK,
 )
 from thinwire.errors import AttachError, ConfigError
-from thinwire.feedback import Need, Signal, rule_of
+from thinwire.feedback import Need, Round, Signal, rule_of
 from thinwire.payload import Dense, Empty, Flagged
 
 ONE = Layout.of([("x", 0, (4,))])
@@ -112,7 +112,7 @@ def test_ef21_sends_the_change_and_both_ends_add_it() -> None:
     state["mean"].copy_(state["local"])
     payload = rule.send(Signal(G.clone()), ONE, state, Key())
     assert payload.decode(ONE, torch.float32).tolist() == [0, 0, -5, 0]
-    out = rule.receive([payload], ONE, state, torch.empty(4))
+    out = rule.receive(Round([payload], Key()), ONE, state, torch.empty(4))
     assert out.tolist() == state["local"].tolist() == state["mean"].tolist() == [4, 1, -3, 0]
     assert rule.residual(Signal(G), state).tolist() == [0, 0, 0, 0.5]
 
@@ -120,7 +120,7 @@ def test_ef21_sends_the_change_and_both_ends_add_it() -> None:
 def test_ef21_hands_out_a_copy_of_its_mean() -> None:
     rule = EF21(TOP1)
     state = state_of(rule)
-    out = rule.receive([Dense(G.clone())], ONE, state, torch.empty(4))
+    out = rule.receive(Round([Dense(G.clone())], Key()), ONE, state, torch.empty(4))
     out.mul_(1000)
     assert torch.equal(state["mean"], G)
 
@@ -134,7 +134,7 @@ def test_ef21_plus_replaces_piece_by_piece_where_that_is_closer() -> None:
     assert isinstance(payload, Flagged)
     assert payload.replaces.tolist() == [True, False]
     assert torch.equal(state["local"], gradient)
-    assert torch.equal(rule.receive([payload], two, state, torch.empty(4)), gradient)
+    assert torch.equal(rule.receive(Round([payload], Key()), two, state, torch.empty(4)), gradient)
     assert torch.equal(state["locals"][0], gradient)
 
 
@@ -170,8 +170,8 @@ def test_the_server_averages_in_rank_order(kind: type[Feedback]) -> None:
     """(2^60 + 1) - 2^60 loses the 1 in float32, whichever device adds: the order is part of the result."""
     messages = [Dense(torch.tensor([v])) for v in (2.0**60, 1.0, -(2.0**60))]
     layout = Layout.of([("x", 0, (1,))])
-    assert kind(TOP1).receive(messages, layout, {}, torch.empty(1)).item() == 0.0
-    assert kind(TOP1).receive(messages[::-1], layout, {}, torch.empty(1)).item() == 0.0
+    assert kind(TOP1).receive(Round(messages, Key()), layout, {}, torch.empty(1)).item() == 0.0
+    assert kind(TOP1).receive(Round(messages[::-1], Key()), layout, {}, torch.empty(1)).item() == 0.0
     assert kind(TOP1).receive(
-        [messages[0], messages[2], messages[1]], layout, {}, torch.empty(1)
+        Round([messages[0], messages[2], messages[1]], Key()), layout, {}, torch.empty(1)
     ).item() == pytest.approx(1 / 3)

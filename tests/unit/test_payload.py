@@ -251,7 +251,7 @@ def test_a_message_with_changed_bytes_decodes_or_is_refused(
 
 def test_flags_nested_in_flags_are_refused() -> None:
     """No sender nests them; a forged message must not exhaust the stack."""
-    with pytest.raises(WireError, match="flags within flags"):
+    with pytest.raises(WireError, match="holds format 7 within another"):
         read(torch.tensor([Flagged.tag, *[0] * 7] * 5000, dtype=torch.uint8), LAYOUTS[-1], torch.float32)
 
 

@@ -11,3 +11,4 @@ from thinwire.compressors.sign import ScaledSign as ScaledSign
 from thinwire.compressors.threshold import HardThreshold as HardThreshold
 from thinwire.compressors.threshold import Strom as Strom
 from thinwire.compressors.topk import TopK as TopK
+from thinwire.compressors.unbias import Unbias as Unbias

@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from thinwire.moments import Moments
 
 
+BEYOND = {
+    Need.PREVIOUS: "a hook sees the one gradient of each backward pass. Simulate it (thinwire.Simulation), or attach "
+    "ef21sgdm, which has no noise floor either",
+    Need.FULL: "a hook sees the gradients of mini-batches only. Simulate it (thinwire.Simulation), or attach ef21sgdm",
+    Need.BROADCAST: "here every rank steps for itself and no model is sent. Attach the rule within it, or simulate it "
+    "(thinwire.Simulation)",
+}
+"""What no DDP hook can give, and why."""
+
+
 class Handle:
     """What `attach` returns: the ledger and the state of this rank. A torch `Stateful`, for distributed checkpoints."""
 
@@ -279,6 +289,8 @@ def _handle(
     check_need(channel, Need.STEP_SIZE, step_sizes is not None, "attach(ddp, rule, optimizer)")
     remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
     check_need(channel, Need.MOMENTS, moments is not None, remedy)
+    for need, reason in BEYOND.items():
+        check_need(channel, need, False, reason)
     second = None if moments is None else SecondMoments(channel, moments, parameters)
     ledger = Ledger(group.size, every=ledger_every)
     return Handle(ddp, channel, group, step_sizes, second, scaler, nonfinite, ledger)

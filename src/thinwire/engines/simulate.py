@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,9 +16,12 @@ from thinwire.engines.needs import check_need
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
-from thinwire.feedback import Need, Rule, as_rule
+from thinwire.feedback import EF21P, Need, Rule, as_rule
+from thinwire.feedback.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.ops import Key
+from thinwire.updates import Descent, Update
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -30,7 +34,10 @@ class Simulation:
 
     `step(gradients)` takes each worker's gradients, exchanges them, writes `.grad` and lets the optimizer step, if
     one was given. `exchange(gradients)` does the first half only and returns the result. Both take each worker's
-    second moments as well, for rules that need them.
+    second moments as well, and the gradients of the same samples at the previous point, for rules that need them.
+
+    Gradients belong to `points`: what workers know of the parameters. Where a rule compresses the model's broadcast
+    (`EF21P`) they are not the parameters themselves, and whoever moves those in place of `step` does so in `moving()`.
 
     >>> import torch, thinwire
     >>> x = torch.nn.Parameter(torch.zeros(4))
@@ -73,31 +80,50 @@ class Simulation:
     def workers(self) -> int:
         return len(self.channels)
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """All that the rules in use ask for."""
+        return self.channels[0].needs
+
+    @property
+    def wants_full(self) -> bool:
+        """Whether the next exchange is to be given gradients of all samples: a rule that needs them asks by a coin."""
+        return self.channels[0].wants_full
+
     def exchange(
         self,
         gradients: Sequence[Gradients],
         step_sizes: Mapping[str, float] | None = None,
         moments: Sequence[Moments] | None = None,
+        previous: Sequence[Gradients] | None = None,
     ) -> dict[str, Tensor]:
         """The gradient that every worker would get. One that a worker lacks counts as zero; a parameter that all lack
-        is left out, and its state stays as it is."""
+        is left out, and its state stays as it is.
+
+        `previous` holds gradients of the same samples at the points of the step before; in the first step any will do.
+        """
         if step_sizes is None and self._step_sizes is not None:
             step_sizes = self._step_sizes.now()
         remedy = "pass optimizer= to the simulation, or step_sizes= to exchange"
         check_need(self.channels[0], Need.STEP_SIZE, step_sizes is not None, remedy)
         remedy = "pass each worker's (thinwire.moments) as moments= to step or exchange"
         check_need(self.channels[0], Need.MOMENTS, moments is not None, remedy)
+        remedy = "pass each worker's as previous= to step or exchange"
+        check_need(self.channels[0], Need.PREVIOUS, previous is not None, remedy)
         self._check(gradients, "gradient")
         self._check_step_sizes(step_sizes)
         if moments is not None:
             self._check(moments, "second moment")
-            moments = self._needed(moments, gradients)
+            moments = self._needed(gradients, moments, Need.MOMENTS, "moment")
+        if previous is not None:
+            self._check(previous, "previous gradient")
+            previous = self._needed(gradients, previous, Need.PREVIOUS, "previous one")
         for channel in self.channels:
             channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
             used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]
-            flat = self._exchange(layout, gradients, step_sizes, moments, used)
+            flat = self._exchange(layout, gradients, step_sizes, moments, previous, used)
             pieces = zip(used, layout.views(flat), strict=True)
             result |= {piece.name: view.view(piece.shape) for some, (piece, view) in pieces if some}
         self._finish()
@@ -118,14 +144,16 @@ class Simulation:
                         f"the parameter {tuple(known.shape)}"
                     )
 
-    def _needed(self, moments: Sequence[Moments], gradients: Sequence[Gradients]) -> Sequence[Moments] | None:
-        """The second moments of those parameters whose rule needs them, if any; a gradient without one is refused."""
-        needed = {name: rule for name, rule in self.channels[0].rules.items() if Need.MOMENTS in rule.needs}
-        for worker, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
+    def _needed(
+        self, gradients: Sequence[Gradients], more: Sequence[Mapping[str, Tensor]], need: Need, what: str
+    ) -> Sequence[Mapping[str, Tensor]] | None:
+        """What goes with the gradients of those parameters whose rule needs it, if any; one without it is refused."""
+        needed = {name: rule for name, rule in self.channels[0].rules.items() if need in rule.needs}
+        for worker, (gradient, other) in enumerate(zip(gradients, more, strict=True)):
             for name, rule in needed.items():
-                if gradient.get(name) is not None and moment.get(name) is None:
-                    raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the moment {rule} needs")
-        return [{name: own[name] for name in needed if name in own} for own in moments] if needed else None
+                if gradient.get(name) is not None and other.get(name) is None:
+                    raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the {what} {rule} needs")
+        return [{name: own[name] for name in needed if name in own} for own in more] if needed else None
 
     def _check_step_sizes(self, step_sizes: Mapping[str, float] | None) -> None:
         for name in self.parameters:
@@ -138,6 +166,7 @@ class Simulation:
         gradients: Sequence[Gradients],
         step_sizes: Mapping[str, float] | None,
         moments: Sequence[Moments] | None,
+        previous: Sequence[Gradients] | None,
         used: Sequence[bool],
     ) -> Tensor:
         measure = self.ledger.due(self.channels[0].step)
@@ -148,6 +177,7 @@ class Simulation:
                 step_sizes=step_sizes,
                 used=used,
                 moment=None if moments is None else self._flat(layout, moments[channel.rank]),
+                previous=None if previous is None else self._flat(layout, previous[channel.rank]),
                 measure=measure and channel is self.channels[0],
             )
             for channel, own in zip(self.channels, gradients, strict=True)
@@ -179,13 +209,47 @@ class Simulation:
         if fault is not None:
             raise fault
 
-    def step(self, gradients: Sequence[Gradients], moments: Sequence[Moments] | None = None) -> None:
-        """Exchange, write the parameters' `.grad`, and step the optimizer."""
-        result = self.exchange(gradients, moments=moments)
+    def step(
+        self,
+        gradients: Sequence[Gradients],
+        moments: Sequence[Moments] | None = None,
+        previous: Sequence[Gradients] | None = None,
+    ) -> None:
+        """Exchange, write the parameters' `.grad`, step the optimizer, and broadcast."""
+        result = self.exchange(gradients, moments=moments, previous=previous)
         for name, parameter in self.parameters.items():
             parameter.grad = result.get(name)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        with self.moving():
+            if self.optimizer is not None:
+                self.optimizer.step()
+
+    @property
+    def points(self) -> dict[str, Tensor]:
+        """Where workers take their gradients: the parameters, less what they were not yet told of them."""
+        return {name: self._point(name) for name in self.parameters}
+
+    def _point(self, name: str) -> Tensor:
+        parameter = self.parameters[name]
+        if not isinstance(self.channels[0].rules[name], EF21P):
+            return parameter
+        untold = self.channels[0].server.view(name, UNTOLD.name).view(parameter.shape)
+        return parameter.detach() - untold.to(parameter.dtype)
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """A block in which the parameters move; at its end their change is broadcast, where a rule compresses that."""
+        before = self.points
+        yield
+        for name, rule in self.channels[0].rules.items():
+            if isinstance(rule, EF21P):
+                self._broadcast(rule, name, before[name])
+
+    @torch.no_grad()
+    def _broadcast(self, rule: EF21P, name: str, point: Tensor) -> None:
+        channel = self.channels[0]
+        layout, untold = channel.layout([name]), channel.server.view(name, UNTOLD.name)
+        untold.copy_((self.parameters[name] - point).view(-1))
+        rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all workers, in the form that a merged checkpoint of real ranks has."""
@@ -219,10 +283,18 @@ class Problem(Protocol):
         """The point to start from."""
 
     def gradient(self, worker: int, x: Mapping[str, Tensor], step: int) -> Gradients:
-        """One worker's gradient at x."""
+        """One worker's gradient at x, on the samples that are its own at this step."""
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         """The mean of all functions at x."""
+
+
+@runtime_checkable
+class FiniteSum(Protocol):
+    """A problem that can give gradients of all samples as well."""
+
+    def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> Gradients:
+        """One worker's gradient at x, on all of its samples."""
 
 
 @dataclass
@@ -241,21 +313,55 @@ def simulate(
     *,
     steps: int,
     step_size: float | Callable[[int], float],
+    update: Update | None = None,
     seed: int = 0,
     every: int = 1,
 ) -> Trajectory:
-    """Run x <- x - s_t * exchange(gradients at x) for `steps` steps; the loss is noted every `every` steps and last."""
+    """Run x <- x - s_t * exchange(gradients at x) for `steps` steps; the loss is noted every `every` steps and last.
+
+    `update` is another way to step, such as `Proximal(L1(0.1))`. Workers take gradients where they believe x to be.
+    """
     if steps < 0 or every < 1:
         raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")
+    update = update or Descent()
     x = {name: tensor.detach().clone() for name, tensor in problem.start().items()}
     simulation = Simulation(x, rule, problem.workers, seed=seed)
+    gradients = _Gradients(problem, simulation)
     run = Trajectory(x, simulation.ledger)
     for step in _watched(run, problem, steps, every):
         size = step_size(step) if callable(step_size) else step_size
-        gradients = [problem.gradient(worker, x, step) for worker in range(problem.workers)]
-        for name, gradient in simulation.exchange(gradients, dict.fromkeys(x, size)).items():
-            x[name].sub_(gradient, alpha=size)
+        now, previous = gradients.at(step)
+        result = simulation.exchange(now, dict.fromkeys(x, size), previous=previous)
+        with simulation.moving():
+            update(x, result, size)
     return run
+
+
+class _Gradients:
+    """The workers' gradients in each round, of the kinds that the rule needs."""
+
+    def __init__(self, problem: Problem, simulation: Simulation) -> None:
+        self._problem, self._simulation = problem, simulation
+        self._before: dict[str, Tensor] | None = None
+        given = isinstance(problem, FiniteSum)
+        remedy = "give the problem a method full_gradient(worker, x)"
+        check_need(simulation.channels[0], Need.FULL, given, remedy)
+
+    def at(self, step: int) -> tuple[list[Gradients], list[Gradients] | None]:
+        """Gradients at the workers' points, and those of the same samples at the points of the step before."""
+        points = self._simulation.points
+        if self._simulation.wants_full and isinstance(self._problem, FiniteSum):
+            now = [self._problem.full_gradient(worker, points) for worker in range(self._problem.workers)]
+        else:
+            now = self._all(points, step)
+        if Need.PREVIOUS not in self._simulation.needs:
+            return now, None
+        previous = now if self._before is None else self._all(self._before, step)
+        self._before = {name: point.clone() for name, point in points.items()}
+        return now, previous
+
+    def _all(self, points: Mapping[str, Tensor], step: int) -> list[Gradients]:
+        return [self._problem.gradient(worker, points, step) for worker in range(self._problem.workers)]
 
 
 def _watched(run: Trajectory, problem: Problem, steps: int, every: int) -> Iterator[int]:

@@ -2,14 +2,25 @@
 
 from thinwire.feedback.base import Feedback as Feedback
 from thinwire.feedback.base import Need as Need
+from thinwire.feedback.base import Round as Round
 from thinwire.feedback.base import Signal as Signal
 from thinwire.feedback.base import Slot as Slot
 from thinwire.feedback.base import State as State
+from thinwire.feedback.clag import CLAG as CLAG
 from thinwire.feedback.econtrol import EControl as EControl
 from thinwire.feedback.ef21 import EF21 as EF21
+from thinwire.feedback.ef21bc import EF21BC as EF21BC
+from thinwire.feedback.ef21hb import EF21HB as EF21HB
+from thinwire.feedback.ef21p import EF21P as EF21P
+from thinwire.feedback.ef21page import EF21PAGE as EF21PAGE
 from thinwire.feedback.ef21plus import EF21Plus as EF21Plus
+from thinwire.feedback.ef21pp import EF21PP as EF21PP
+from thinwire.feedback.ef21sgd2m import EF21SGD2M as EF21SGD2M
 from thinwire.feedback.ef21sgdm import EF21SGDM as EF21SGDM
+from thinwire.feedback.ef21w import EF21W as EF21W
+from thinwire.feedback.efbv import EFBV as EFBV
 from thinwire.feedback.hybrid import Hybrid as Hybrid
+from thinwire.feedback.marina import MARINA as MARINA
 from thinwire.feedback.memsgd import MemSGD as MemSGD
 from thinwire.feedback.plain import Plain as Plain
 from thinwire.feedback.route import Route as Route
@@ -17,4 +28,7 @@ from thinwire.feedback.route import Rule as Rule
 from thinwire.feedback.route import as_rule as as_rule
 from thinwire.feedback.route import rule_of as rule_of
 from thinwire.feedback.target import Target as Target
+from thinwire.feedback.threepcv2 import ThreePCv2 as ThreePCv2
+from thinwire.feedback.threepcv4 import ThreePCv4 as ThreePCv4
+from thinwire.feedback.threepcv5 import ThreePCv5 as ThreePCv5
 from thinwire.feedback.vgc import VGC as VGC

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +25,9 @@ class Need(Enum):
 
     STEP_SIZE = "the step size of every parameter"
     MOMENTS = "the second moments of per-sample gradients"
+    PREVIOUS = "the gradient at the previous point, on the same samples"
+    FULL = "the gradient of all of a worker's samples, in the rounds that it asks for it"
+    BROADCAST = "a server that broadcasts the model"
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,36 @@ class Signal:
     """Whether these parameters were never exchanged before."""
     moment: Tensor | None = None
     """q = sum_z c_z^2 over the per-sample gradients c_z that add up to `value`; there where a rule needs moments."""
+    previous: Tensor | None = None
+    """The gradient of the same samples at the previous point; there where a rule needs it."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all workers have said this step about the parameters of one layout."""
+
+    payloads: Sequence[Payload]
+    """In rank order."""
+    key: Key
+    """The random key that all ranks hold in common."""
+    first: bool = False
+    """Whether these parameters were never exchanged before."""
 
 
 class Feedback(Named, ABC):
     """A rule: frozen; all state is passed in and changed in place."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()
     compressor: Compressor
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What it asks of the engine."""
+        return frozenset()
+
+    @property
+    def varies(self) -> bool:
+        """Whether in one step ranks may send messages of different kinds: sizes are then exchanged first."""
+        return False
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -75,7 +100,7 @@ class Feedback(Named, ABC):
         """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
 
     @abstractmethod
-    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+    def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         """The server's half: advance the common slots and write the resulting gradient into `out`."""
 
     def residual(self, signal: Signal, state: State) -> Tensor | None:
@@ -84,13 +109,14 @@ class Feedback(Named, ABC):
 
     def admit(self, name: str, numel: int) -> None:
         """Refuse a parameter that the rule's theory excludes."""
-        delta = self.compressor.delta(numel)
-        if delta < 0:
-            raise AttachError(
-                f"{self} needs a contraction, but {self.compressor} on parameter {name!r} ({numel} numbers) "
-                f"has variance {1 - delta:.3g} > 1 and would amplify errors: "
-                f"write {self.name}(contractive({self.compressor}))"
-            )
+        check_contraction(self, self.compressor, name, numel)
+
+    def admit_workers(self, workers: int) -> None:
+        """Refuse a number of workers that the rule is not made for."""
+
+    def wants_full(self, key: Key) -> bool:
+        """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""
+        return False
 
     def admit_terms(self, name: str, terms: int) -> None:
         """Refuse a parameter whose second moment has too few terms: the gradients that were squared for one step."""
@@ -100,6 +126,17 @@ def check_compressor(rule: Feedback) -> None:
     """Refuse anything but a compressor in a rule's first place."""
     if not isinstance(rule.compressor, Compressor):
         raise ConfigError(f"{rule.name} takes a compressor such as topk(0.01), got {rule.compressor!r}")
+
+
+def check_contraction(rule: Feedback, compressor: Compressor, name: str, numel: int) -> None:
+    """Refuse a parameter on which a compressor that must contract would amplify."""
+    delta = compressor.delta(numel)
+    if delta < 0:
+        raise AttachError(
+            f"{rule} needs a contraction, but {compressor} on parameter {name!r} ({numel} numbers) "
+            f"has variance {1 - delta:.3g} > 1 and would amplify errors: "
+            f"write {rule.name}(contractive({compressor}))"
+        )
 
 
 def mean_into(out: Tensor, payloads: Sequence[Payload]) -> Tensor:

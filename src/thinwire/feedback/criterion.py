@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.feedback.base import Feedback, Need, Signal, Slot, State, mean_into
+from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, mean_into
 from thinwire.feedback.target import Target
 from thinwire.layout import Layout
-from thinwire.payload import Payload
 from thinwire.schedule import Number, at, bounds, is_moving, is_number
 
 TOTAL, SQUARES = Slot("total"), Slot("squares")
@@ -40,8 +38,8 @@ class Criterion(Feedback):
             return TOTAL, SQUARES, Slot("alpha", single=True, initial=self.alpha.start)
         return TOTAL, SQUARES
 
-    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
-        return mean_into(out, payloads)
+    def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, round.payloads)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["total"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
-from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, follow_
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -38,7 +38,7 @@ class EControl(Increments):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         error, local = state["error"], state["local"]
         difference = signal.value - local
-        payload = follow_(self, local, signal.value.add(error, alpha=self.eta), signal, layout, key)
+        payload = self.follow_(local, signal.value.add(error, alpha=self.eta), signal, layout, key)
         payload.add_to(error.add_(difference), alpha=-1.0)
         return payload
 

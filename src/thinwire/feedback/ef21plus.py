@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.errors import WireError
-from thinwire.feedback.base import Feedback, Signal, Slot, State
+from thinwire.feedback.base import Feedback, Round, Signal, Slot, State
 from thinwire.feedback.increments import check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
@@ -60,14 +59,14 @@ class EF21Plus(Feedback):
         pairs = zip(layout.views(fresh), layout.views(markov), strict=True)
         return torch.tensor([bool(f.norm() < m.norm()) for (_, f), (_, m) in pairs], dtype=torch.bool)
 
-    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
+    def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         out.zero_()
-        for rank, (payload, local) in enumerate(zip(payloads, state["locals"], strict=True)):
+        for rank, (payload, local) in enumerate(zip(round.payloads, state["locals"], strict=True)):
             if not isinstance(payload, Flagged):
                 raise WireError(f"rank {rank}: an {self.name} message must carry its flags, got format {payload.tag}")
             _forget_(local, payload.replaces, layout)
             out.add_(payload.add_to(local))
-        return out.div_(len(payloads))
+        return out.div_(len(round.payloads))
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return signal.value - state["local"]

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
-from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule, follow_
-from thinwire.layout import Layout
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule
 from thinwire.ops import Key
-from thinwire.payload import Payload
+
+MOMENTUM = Slot("momentum")
+"""v_i: a moving average of this worker's gradients."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,19 @@ class EF21SGDM(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgdm"
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), LOCAL, MEAN)
+    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, LOCAL, MEAN)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
         check_eta(self.name, self.eta)
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        momentum = state["momentum"]
-        momentum.mul_(1.0 - self.eta).add_(signal.value, alpha=1.0 if signal.first else self.eta)
-        return follow_(self, state["local"], momentum, signal, layout, key)
+    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+        return average_(state["momentum"], signal.value, self.eta, signal)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["momentum"] - state["local"]
+
+
+def average_(average: Tensor, value: Tensor, eta: float, signal: Signal) -> Tensor:
+    """average <- (1 - eta) average + eta value; the value itself on the first exchange."""
+    return average.mul_(1.0 - eta).add_(value, alpha=1.0 if signal.first else eta)

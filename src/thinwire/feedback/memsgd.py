@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.base import Feedback, Need, Signal, Slot, State, check_compressor, mean_into
+from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, check_compressor, mean_into
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -44,8 +43,8 @@ class MemSGD(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.compressor.take_(state["error"], signal.value, signal.rescale, layout, key)
 
-    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
-        return mean_into(out, payloads)
+    def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, round.payloads)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["error"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.base import Feedback, Signal, State, check_compressor, mean_into
+from thinwire.feedback.base import Feedback, Round, Signal, State, check_compressor, mean_into
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -32,8 +31,8 @@ class Plain(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.compressor(signal.value, layout, key)
 
-    def receive(self, payloads: Sequence[Payload], layout: Layout, state: State, out: Tensor) -> Tensor:
-        return mean_into(out, payloads)
+    def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
+        return mean_into(out, round.payloads)
 
     def admit(self, name: str, numel: int) -> None:
         """Every parameter will do."""

@@ -48,6 +48,10 @@ class Key:
         """The key that every worker holds for this step and piece."""
         return replace(self, worker=SHARED)
 
+    def stream(self, number: int) -> Key:
+        """A key for the same place whose draws are independent of this one's: for a second compressor, or a coin."""
+        return replace(self, seed=mix((self.seed & _MASK) ^ mix(number)))
+
     @property
     def number(self) -> int:
         """The key as one 64-bit number."""

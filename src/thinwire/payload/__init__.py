@@ -14,6 +14,7 @@ from thinwire.ops import Key, add_each_at_
 from thinwire.payload.base import Payload as Payload
 from thinwire.payload.blocks import Levels as Levels
 from thinwire.payload.blocks import Signs as Signs
+from thinwire.payload.both import Both as Both
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
 from thinwire.payload.flagged import Flagged as Flagged
@@ -21,12 +22,13 @@ from thinwire.payload.message import Chunk, fields, join
 from thinwire.payload.powers import Powers as Powers
 from thinwire.payload.reader import LateReader as LateReader
 from thinwire.payload.reader import Reader as Reader
+from thinwire.payload.some import Some as Some
 from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Sparse as Sparse
 from thinwire.payload.words import Words as Words
 
 FORMATS: dict[int, type[Payload]] = {
-    f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged, Words)
+    f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged, Words, Both, Some)
 }
 
 
@@ -53,6 +55,7 @@ def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.d
 
 def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
     """out += alpha * each decoded payload, in their order, in place."""
+    payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
     if all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
         sparse = cast(Sequence[Sparse], payloads)
         return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)

@@ -18,6 +18,8 @@ class Payload(ABC):
     """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel."""
 
     tag: ClassVar[int]
+    holds: ClassVar[bool] = False
+    """Whether it holds other payloads."""
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
+from thinwire.payload.inner import inner_format
 from thinwire.payload.message import Chunk, fields
 from thinwire.payload.reader import Reader
 
@@ -22,6 +23,7 @@ class Flagged(Payload):
     replaces: Tensor
     inner: Payload
     tag: ClassVar[int] = 7
+    holds: ClassVar[bool] = True
 
     @property
     def fixed(self) -> bool:
@@ -39,10 +41,7 @@ class Flagged(Payload):
 
     @classmethod
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
-        from thinwire.payload import format_of_tag  # the table of formats names this one
-
         count = len(layout.pieces)
         replaces = unpack_bits(reader.bits(count), count)
-        inner = format_of_tag(*reader.fields("B"))
-        reader.require(inner is not cls, "a message holds flags within flags")
+        inner = inner_format(reader, *reader.fields("B"))
         return cls(replaces, inner.unpack(reader, layout, key, dtype))

@@ -1,0 +1,23 @@
+"""Coins that fall the same way for whoever holds their key."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.ops import Key, uniform
+from thinwire.schedule import is_number
+
+COIN = 1 << 20
+"""The stream of keys that coins are tossed by: compressors draw from others."""
+
+
+def toss(key: Key, probability: float) -> bool:
+    """True with this probability: by a worker's key for each worker by itself, by a shared key for all alike."""
+    return bool(uniform(key.stream(COIN).at(0).number, 1, torch.float64) < probability)
+
+
+def check_probability(name: str, probability: float) -> None:
+    """Check a probability in (0, 1]."""
+    if not (is_number(probability) and 0 < probability <= 1):
+        raise ConfigError(f"{name} probability must lie in (0, 1], got {probability!r}")

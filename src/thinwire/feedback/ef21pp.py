@@ -1,0 +1,41 @@
+"""EF21 in which only some workers send in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, State
+from thinwire.feedback.coins import check_probability, toss
+from thinwire.feedback.increments import Increments, check_rule
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Empty, Payload
+
+
+@dataclass(frozen=True)
+class EF21PP(Increments):
+    """EF21-PP (Fatkhullin et al. 2021, "EF21 with Bells and Whistles": partial participation).
+
+        i in S with probability p;   c_i = C(grad_i - g_i) for i in S, else 0
+        g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out = g
+
+    Each worker tosses a coin of its own in every round; one that stays away keeps its g_i, which still counts in g. All
+    take part in the first round.
+    """
+
+    compressor: Compressor
+    probability: float
+    start: str = "gradient"
+    name: ClassVar[str] = "ef21pp"
+    varies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        check_probability(self.name, self.probability)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        if signal.first or toss(key, self.probability):
+            return super().send(signal, layout, state, key)
+        return Empty()

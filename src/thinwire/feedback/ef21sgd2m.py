@@ -1,0 +1,43 @@
+"""EF21 on a momentum of a momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, Slot, State
+from thinwire.feedback.ef21sgdm import MOMENTUM, average_
+from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule
+from thinwire.ops import Key
+
+
+@dataclass(frozen=True)
+class EF21SGD2M(Increments):
+    """EF21-SGD2M (Fatkhullin, Tyurin and Richtarik 2023, algorithm 2: double momentum).
+
+        v_i <- (1 - eta) v_i + eta grad_i;   u_i <- (1 - eta) u_i + eta v_i
+        c_i = C(u_i - g_i);   g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out = g
+
+    v_i and u_i start as the first gradient. The second average removes one more term of the noise from the rate, for
+    one more vector a worker.
+    """
+
+    compressor: Compressor
+    eta: float = 0.1
+    start: str = "gradient"
+    name: ClassVar[str] = "ef21sgd2m"
+    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, Slot("second"), LOCAL, MEAN)
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        check_eta(self.name, self.eta)
+
+    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+        momentum = average_(state["momentum"], signal.value, self.eta, signal)
+        return average_(state["second"], momentum, self.eta, signal)
+
+    def residual(self, signal: Signal, state: State) -> Tensor:
+        return state["second"] - state["local"]

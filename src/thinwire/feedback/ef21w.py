@@ -1,0 +1,67 @@
+"""EF21 with workers weighted by how smooth their functions are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum, inf
+from typing import ClassVar
+
+from torch import Tensor
+
+from thinwire.compressors import Compressor
+from thinwire.errors import AttachError, ConfigError
+from thinwire.feedback.base import Round, Signal, State
+from thinwire.feedback.increments import Increments, check_rule
+from thinwire.ops import Key
+from thinwire.schedule import is_number
+
+
+@dataclass(frozen=True)
+class EF21W(Increments):
+    """EF21-W (Richtarik, Gasanov and Burlachenko 2024, "Error Feedback Reloaded", algorithm 2).
+
+        w_i = L_i / sum_j L_j;   c_i = C(grad_i / (n w_i) - g_i)
+        g_i <- g_i + c_i;   g <- g + sum_i w_i c_i;   out = g
+
+    `smoothness` holds L_i for each worker, in rank order. Every f_i / (n w_i) is then as smooth as their mean. For a
+    positively homogeneous C such as top-k the trajectory is EF21's, up to rounding.
+    """
+
+    compressor: Compressor
+    smoothness: tuple[float, ...]
+    start: str = "gradient"
+    name: ClassVar[str] = "ef21w"
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        numbers = isinstance(self.smoothness, tuple) and all(is_number(L) and 0 < L < inf for L in self.smoothness)
+        if not (numbers and self.smoothness):
+            raise ConfigError(
+                f"{self.name} smoothness must hold a positive number for each worker, such as (1.0, 2.5), "
+                f"got {self.smoothness!r}"
+            )
+
+    def admit_workers(self, workers: int) -> None:
+        if workers != len(self.smoothness):
+            raise AttachError(
+                f"{self.name} has the smoothness of {len(self.smoothness)} workers, this run has {workers}: give one "
+                "number for each worker, in rank order"
+            )
+
+    @cached_property
+    def _total(self) -> float:
+        return fsum(self.smoothness)
+
+    def share(self, worker: int, workers: int) -> float:
+        return self.smoothness[worker] / self._total
+
+    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+        """grad_i / (n w_i)"""
+        return signal.value * (self._total / (len(self.smoothness) * self.smoothness[key.worker]))
+
+    def add_(self, round: Round, mean: Tensor) -> Tensor:
+        """g <- g + sum_i w_i c_i, in place."""
+        for worker, payload in enumerate(round.payloads):
+            payload.add_to(mean, alpha=self.share(worker, len(round.payloads)))
+        return mean

@@ -1,0 +1,47 @@
+"""EF21 that follows twice in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.compressors import Compressor
+from thinwire.errors import ConfigError
+from thinwire.feedback.base import Signal, State, check_contraction
+from thinwire.feedback.increments import Increments, check_rule
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Both, Payload
+from thinwire.payload.both import SECOND
+
+
+@dataclass(frozen=True)
+class ThreePCv4(Increments):
+    """3PCv4 (Richtarik et al. 2022, "3PC: Three Point Compressors", section 4).
+
+        b_i = g_i + C(grad_i - g_i);   c_i = C(grad_i - g_i) + C'(grad_i - b_i)
+        g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out = g
+
+    Two contractions one after the other, with 1 - delta = (1 - delta_1) (1 - delta_2).
+    """
+
+    compressor: Compressor
+    second: Compressor
+    start: str = "gradient"
+    name: ClassVar[str] = "threepcv4"
+    positional: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        if not isinstance(self.second, Compressor):
+            raise ConfigError(f"{self.name} takes a second compressor, such as topk(0.01), got {self.second!r}")
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        first = super().send(signal, layout, state, key)
+        if signal.first:
+            return first
+        return Both(first, self.second.follow_(state["local"], signal.value, layout, key.stream(SECOND)))
+
+    def admit(self, name: str, numel: int) -> None:
+        for compressor in (self.compressor, self.second):
+            check_contraction(self, compressor, name, numel)

@@ -1,0 +1,46 @@
+"""Compressed changes of the gradient, and now and then the whole of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.compressors import Compressor
+from thinwire.feedback.base import Need, Signal, State
+from thinwire.feedback.coins import check_probability, toss
+from thinwire.feedback.increments import Increments, check_rule, whole_
+from thinwire.layout import Layout
+from thinwire.ops import Key
+from thinwire.payload import Payload
+
+
+@dataclass(frozen=True)
+class ThreePCv5(Increments):
+    """3PCv5 (Richtarik et al. 2022, "3PC: Three Point Compressors", section 4): MARINA for biased compressors.
+
+        c_i = grad_i - g_i with probability p, else C(grad_i - y_i)
+        g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out = g
+
+    y_i is the gradient of the same samples at the previous point. All workers toss one coin, so that their messages
+    have one size.
+    """
+
+    compressor: Compressor
+    probability: float
+    start: str = "gradient"
+    name: ClassVar[str] = "threepcv5"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS})
+
+    def __post_init__(self) -> None:
+        check_rule(self, self.start)
+        check_probability(self.name, self.probability)
+
+    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        if signal.first:
+            return super().send(signal, layout, state, key)
+        if toss(key.shared(), self.probability):
+            return whole_(state["local"], signal.value)
+        assert signal.previous is not None  # engines see to what a rule needs
+        payload = self.compressor(signal.value - signal.previous, layout, key)
+        payload.add_to(state["local"])
+        return payload
