@@ -17,7 +17,9 @@ from thinwire.ops.backends import backend as backend
 from thinwire.ops.backends import implementation
 from thinwire.ops.blocks import block_count as block_count
 from thinwire.ops.blocks import block_lengths as block_lengths
+from thinwire.ops.keys import JointKey as JointKey
 from thinwire.ops.keys import Key as Key
+from thinwire.ops.keys import joint_index as joint_index
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
 from thinwire.ops.reference import large_indices as large_indices
@@ -69,6 +71,23 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """`add_at_` of several ascending positions and their values, one after the other."""
     return implementation(reference.add_each_at_, out.device.type)(out, positions, values, alpha)
+
+
+def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out[positions % numel] += alpha * values, one after the other in their (ascending) order."""
+    return implementation(reference.add_folded_, out.device.type)(out, positions, values, alpha)
+
+
+def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """A x for a CSR matrix A, each row added up from left to right."""
+    return implementation(reference.row_products, x.device.type)(pointers, columns, values, x)
+
+
+def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
+    """sum_j weights[j] A[j] over the rows offsets[i] <= j < offsets[i + 1] of a CSR matrix with `width` columns, for
+    every i, dense; added up in the order of the rows."""
+    run = implementation(reference.row_sums, weights.device.type)
+    return run(pointers, columns, values, weights, offsets, width)
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

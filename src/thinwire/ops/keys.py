@@ -65,6 +65,33 @@ class Key:
         return [mix(state ^ (piece & _MASK)) for piece in pieces]
 
 
+@dataclass(frozen=True)
+class JointKey(Key):
+    """The keys of many workers at one step: the index of a piece says whose piece it is (see `joint_index`)."""
+
+    def at(self, piece: int) -> Key:
+        """The key that the piece's own worker has for it; the shared one of all workers after `shared`."""
+        joint = ~piece if piece < 0 else piece
+        worker = self.worker if self.worker == SHARED else joint >> _INDEX_BITS
+        index = joint & ((1 << _INDEX_BITS) - 1)
+        return Key(self.seed, self.step, worker, ~index if piece < 0 else index)
+
+    def numbers(self, pieces: Iterable[int]) -> list[int]:
+        return [self.at(piece).number for piece in pieces]
+
+
+_INDEX_BITS = 32
+
+
+def joint_index(worker: int, index: int) -> int:
+    """The index of one worker's piece among the pieces of many workers.
+
+    >>> JointKey(seed=3, step=5).at(joint_index(worker=2, index=7)) == Key(seed=3, step=5, worker=2, piece=7)
+    True
+    """
+    return worker << _INDEX_BITS | index
+
+
 def signed(number: int) -> int:
     """A 64-bit number as torch's int64 has it."""
     return number - (1 << 64) if number >= 1 << 63 else number

@@ -88,8 +88,7 @@ class FiniteSum:
 
     def predictions(self, x: Vector) -> Vector:
         """⟨a, x⟩ of every row, in the order of workers."""
-        found: Vector = self.rows @ x
-        return found
+        return self.sums.products(x)
 
     def values(self, x: Vector) -> Vector:
         """fᵢ(x) of every worker."""
@@ -158,6 +157,16 @@ class FiniteSum:
         rows, point = self.rows[own], x["x"].numpy()
         slopes = self.sample_loss.derivative(rows @ point, self.targets[own])
         return {"x": torch.from_numpy(rows.T @ (slopes * self._shares[own]) + self.regulariser.gradient(point))}
+
+    def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.gradient(worker, x, 0)
+
+    def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Every worker's ∇fᵢ(x), one in each row, by one pass over the data."""
+        return {"x": torch.from_numpy(self.gradients(x["x"].numpy()))}
+
+    def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.all_gradients(x, 0)
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.value(x["x"].numpy())

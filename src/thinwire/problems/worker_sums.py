@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from thinwire.extras import require
+from thinwire.ops import row_products, row_sums
 
 Offsets = NDArray[np.int64]
 Vector = NDArray[np.float64]
@@ -33,6 +36,10 @@ class WorkerSums(ABC):
         """What it holds beside the rows."""
 
     @abstractmethod
+    def products(self, x: Vector) -> Vector:
+        """⟨a, x⟩ of every row a."""
+
+    @abstractmethod
     def all(self, weights: Vector) -> Any:
         """The n sums as an n × d matrix, stored as the rows are."""
 
@@ -52,6 +59,10 @@ class DenseSums(WorkerSums):
     @cached_property
     def _columns(self) -> NDArray[np.int32]:
         return np.arange(self.rows.shape[0], dtype=np.int32)
+
+    def products(self, x: Vector) -> Vector:
+        found: Vector = self.rows @ x
+        return found
 
     def all(self, weights: Vector) -> Any:
         return self._block(weights, 0, self.workers)
@@ -86,10 +97,22 @@ class SparseSums(WorkerSums):
         shape = (self.workers, self.rows.shape[1])
         return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=shape)
 
+    def products(self, x: Vector) -> Vector:
+        found: Vector = row_products(*self._csr, torch.from_numpy(x)).numpy()
+        return found
+
     def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        sums = self.all(weights)
+        offsets, slopes = torch.from_numpy(self.offsets), torch.from_numpy(weights)
         for first in range(0, self.workers, at_once):
-            yield first, sums[first : first + at_once].toarray()
+            own = offsets[first : first + at_once + 1]
+            yield first, row_sums(*self._csr, slopes, own, self.rows.shape[1]).numpy()
+
+    @cached_property
+    def _csr(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Pointers, columns and values, as views of the rows."""
+        arrays = (self.rows.indptr, self.rows.indices, self.rows.data)
+        pointers, columns, values = (torch.from_numpy(array) for array in arrays)
+        return pointers, columns, values
 
     @cached_property
     def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -26,12 +26,15 @@ from thinwire.ops.cpu.quantise import level_codes as level_codes
 from thinwire.ops.cpu.quantise import levels_within as levels_within
 from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
+from thinwire.ops.cpu.rows import row_products as row_products
+from thinwire.ops.cpu.rows import row_sums as row_sums
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 from thinwire.ops.cpu.variance import variance_ as variance_
 from thinwire.ops.cpu.variance import variance_strom_ as variance_strom_
 from thinwire.ops.cpu.wire import add_at_ as add_at_
 from thinwire.ops.cpu.wire import add_each_at_ as add_each_at_
+from thinwire.ops.cpu.wire import add_folded_ as add_folded_
 from thinwire.ops.cpu.wire import pack_positions as pack_positions
 from thinwire.ops.cpu.wire import positions_of_sums_ as positions_of_sums_
 from thinwire.ops.cpu.wire import sums_of_gaps as sums_of_gaps
