@@ -1,6 +1,7 @@
 """What holds for every test: one thread, hypothesis without deadlines, GPU tests only where there is a GPU."""
 
 import os
+from pathlib import Path
 
 # Before torch is imported, and inherited by every process a test starts: sums are only bitwise comparable between
 # processes that add in the same order, and several workers on two cores are faster with one thread each.
@@ -24,9 +25,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without CUDA."""
-    if torch.cuda.is_available():
-        return
+    """Skip what is marked `gpu` on a machine without CUDA, and `libsvm` where there are no such files."""
+    lacking = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "libsvm": None if LIBSVM else "needs a9a and phishing as LIBSVM files: set THINWIRE_DATA",
+    }
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        for marker, reason in lacking.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _libsvm_folder() -> str | None:
+    """The folder of a9a and phishing: THINWIRE_DATA, or `shared/data` beside the repository."""
+    places = [os.environ.get("THINWIRE_DATA", ""), str(Path(__file__).parents[2] / "shared" / "data")]
+    names = ("a9a*", "libsvm/a9a*")
+    found = (place for place in places if place and any(any(Path(place).glob(name)) for name in names))
+    return next(found, None)
+
+
+LIBSVM = _libsvm_folder()
+
+
+@pytest.fixture(scope="session")
+def libsvm_folder() -> str:
+    """What tests marked `libsvm` give as `data`."""
+    assert LIBSVM is not None
+    return LIBSVM

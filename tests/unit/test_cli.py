@@ -36,6 +36,10 @@ COMMANDS = {
         *("--optimizer", "--methods", "--epochs", "--seeds", "--data", "--device", "--small"),
         *("--json", "--resume", "--out", "--page", "--debug"),
     },
+    "theory": {
+        *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
+        *("--json", "--debug"),
+    },
     "info": set(),
 }
 
@@ -134,6 +138,23 @@ def test_info_names_versions_methods_and_tasks(capsys: pytest.CaptureFixture[str
     assert all(word in out for word in ("torch", "gloo", "memsgd", "topk", "powersgd", "logistic"))
 
 
+def test_theory_shows_constants_and_step_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["theory", "ef21(topk(count=1))", "--problem", "l2", "--workers", "3", "--split", "skewed"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mu"] == 0.1
+    assert found["L_averaged"] <= found["L_arithmetic_mean"] <= found["L_quadratic_mean"]
+    nonconvex = 1 / (found["L"] + found["L_quadratic_mean"] * found["root_beta_theta"])
+    steps = {step["setting"]: step["step"] for step in found["steps"]}
+    assert steps["nonconvex"] == pytest.approx(nonconvex)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"{steps['PL']:.6e}" in out
+    assert f"{found['theta']:.7g}" in out
+    assert main(["theory", "econtrol(topk(0.1))"]) == 0
+    assert "theory states no step size for econtrol(topk(0.1))" in capsys.readouterr().out
+
+
 def test_a_mistake_in_a_method_is_shown_with_its_caret(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--method", "ef21(topk(2))"]) == 2
     err = capsys.readouterr().err
@@ -164,6 +185,12 @@ def test_an_error_is_printed_as_it_is_even_with_brackets_and_long_lines(capsys: 
         (["compare", "digits", "dense", "--lr", "1,2"], "--lr takes 1 rate or one for each of the 1 methods"),
         (["compare", "digits", "dense", "dense"], "one is given twice"),
         (["report", "no.jsonl"], "record no.jsonl cannot be read"),
+        (["theory", "ef21(topk(count=31))"], "topk(count=31) keeps 31 numbers of 30; take a count of at most 30"),
+        (["theory", "ef21(topk(0.1))", "--workers", "570"], "570 workers share 569 rows"),
+        (["theory", "ef21(topk(0.1))", "--dataset", "no"], "unknown data set 'no': known is breast_cancer"),
+        (["theory", "ef21(topk(0.1))", "--problem", "no"], "the problems are logistic, l2, least-squares"),
+        (["theory", "ef21(topk(0.1))", "--split", "no"], "the splits are file, iid, skewed"),
+        (["theory", "vgc()"], "there is no theory of vgc()"),
     ],
 )
 def test_a_mistake_ends_with_code_2_and_a_message(

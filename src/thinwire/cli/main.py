@@ -15,6 +15,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.info import info
 from thinwire.cli.report import report
 from thinwire.cli.reproduce import reproduce
+from thinwire.cli.theory import theory
 from thinwire.cli.train import train
 from thinwire.errors import ThinwireError
 
@@ -27,8 +28,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, compare, report, info):
-    app.command(no_args_is_help=command in (train, compare, report))(command)
+for command in (demo, train, compare, report, theory, info):
+    app.command(no_args_is_help=command in (train, compare, report, theory))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(reproduce, name="reproduce")
 

@@ -7,6 +7,7 @@ from thinwire.problems.objectives import (
     OBJECTIVES,
     l2_logistic_regression,
     least_squares,
+    least_squares_minimiser,
     logistic_regression,
     objective,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "l2_logistic_regression",
     "label_skewed",
     "least_squares",
+    "least_squares_minimiser",
     "load_dataset",
     "load_task",
     "logistic_regression",

@@ -57,7 +57,8 @@ def _find(name: str, folder: Path | None) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    known = sorted({_stem(file) for place in places if place.is_dir() for file in place.iterdir() if file.is_file()})
+    files = (file for place in places if place.is_dir() for file in place.iterdir() if file.is_file())
+    known = sorted({_stem(file) for file in files if file.suffix != ".md"})
     where = f"{folder} holds {', '.join(known) or 'no data files'}" if folder else f"{VARIABLE} is not set"
     raise DataError(
         f"unknown data set {name!r}: known is {BREAST_CANCER}, and {where}. Name a folder of LIBSVM files by --data "

@@ -75,13 +75,13 @@ class FiniteSum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, all workers together: 8 a number for dense rows, at most 36 an entry for CSR, and 28 a row.
+        """Bytes held, all workers together: 8 a number of dense rows, at most 32 an entry of CSR rows, and 20 a row.
 
-        A worker by itself costs 12 bytes: its offset and the pointer to its sums.
+        A worker as such adds 20: its offset, its size, and the pointer to its sums.
         """
         rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.data
         structure = () if isinstance(self.rows, np.ndarray) else (self.rows.indices, self.rows.indptr)
-        arrays = (rows, *structure, self.targets, self.offsets, self._shares, self.x0)
+        arrays = (rows, *structure, self.targets, self.offsets, self.sizes, self._shares, self.x0)
         return sum(int(array.nbytes) for array in arrays) + self.sums.nbytes
 
     # ------------------------------------------------------------------------------------------- values and gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
 from thinwire.problems.datasets import Dataset
@@ -13,6 +14,8 @@ from thinwire.problems.libsvm import signs
 from thinwire.problems.losses import LogisticLoss, SquaredLoss
 from thinwire.problems.regularisers import L2, Nonconvex
 from thinwire.problems.shards import Shards
+
+Vector = NDArray[np.float64]
 
 
 def logistic_regression(dataset: Dataset, shards: Shards, strength: float = 0.1) -> FiniteSum:
@@ -32,6 +35,17 @@ def least_squares(dataset: Dataset, shards: Shards, strength: float = 0.0) -> Fi
     two = len(np.unique(dataset.labels)) == 2
     labels = signs(dataset.labels, f"data set {dataset.name!r}") if two else dataset.labels
     return FiniteSum.of(dataset.rows, labels, shards, SquaredLoss(), L2(strength))
+
+
+def least_squares_minimiser(problem: FiniteSum) -> Vector:
+    """The x of least norm that solves (AᵀWA + λI) x = AᵀWy, where W weighs worker i's rows by 1/(nNᵢ)."""
+    weights = np.repeat(1 / (problem.workers * problem.sizes), problem.sizes)
+    scaled = (problem.rows.T * weights) if isinstance(problem.rows, np.ndarray) else problem.rows.T.multiply(weights)
+    gram = scaled @ problem.rows
+    dense = gram if isinstance(gram, np.ndarray) else gram.toarray()
+    ridge = problem.regulariser.smoothness * np.eye(problem.d)
+    solution: Vector = np.linalg.lstsq(dense + ridge, scaled @ problem.targets, rcond=None)[0]
+    return solution
 
 
 OBJECTIVES: dict[str, Callable[..., FiniteSum]] = {

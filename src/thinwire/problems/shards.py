@@ -48,23 +48,26 @@ def file_order(rows: int, workers: int) -> Shards:
     >>> file_order(11055, 20).sizes[[0, -1]].tolist()
     [552, 567]
     """
-    return Shards(np.arange(rows), _offsets(rows, workers))
+    _check(rows, workers)
+    offsets = np.arange(workers + 1) * (rows // workers)
+    offsets[-1] = rows
+    return Shards(np.arange(rows), offsets)
 
 
 def iid(rows: int, workers: int, seed: int = 0) -> Shards:
-    """Rows shuffled, then dealt out in blocks as `file_order` does."""
-    return Shards(np.random.default_rng(seed).permutation(rows), _offsets(rows, workers))
+    """Rows shuffled, then cut into blocks whose sizes differ by one at most."""
+    return Shards(np.random.default_rng(seed).permutation(rows), _even(rows, workers))
 
 
 def label_skewed(labels: Any, workers: int, concentration: float = 0.5, seed: int = 0) -> Shards:
     """Each worker's labels follow proportions of its own, drawn from Dirichlet(concentration · N_c/N over classes c).
 
-    Sizes are those of `file_order`, so no worker goes empty; a class that has run out is replaced by what is left
-    (Hsu, Qi and Brown 2019). Small concentrations give workers of a single class, large ones an iid split.
+    Sizes differ by one at most, so no worker goes empty; a class that has run out is replaced by what is left (Hsu, Qi
+    and Brown 2019). Small concentrations give workers of a single class, large ones an iid split.
     """
-    if not concentration > 0:
-        raise ConfigError(f"the concentration of a label-skewed split must be above 0, got {concentration}")
-    offsets = _offsets(len(labels), workers)
+    if not 0 < concentration < np.inf:
+        raise ConfigError(f"a label-skewed split needs a finite concentration above 0, got {concentration}")
+    offsets = _even(len(labels), workers)
     random = np.random.default_rng(seed)
     classes = np.unique(labels)
     pools = [random.permutation(np.flatnonzero(labels == label)) for label in classes]
@@ -97,11 +100,13 @@ def split_rows(split: str, labels: Any, workers: int, concentration: float = 0.5
     raise ConfigError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
 
 
-def _offsets(rows: int, workers: int) -> Indices:
+def _even(rows: int, workers: int) -> Indices:
+    _check(rows, workers)
+    return np.arange(workers + 1) * rows // workers
+
+
+def _check(rows: int, workers: int) -> None:
     if workers < 1:
         raise ConfigError(f"a split needs at least 1 worker, got {workers}")
     if workers > rows:
         raise ConfigError(f"{workers} workers share {rows} rows: some would have none; take at most {rows} workers")
-    offsets = np.arange(workers + 1) * (rows // workers)
-    offsets[-1] = rows
-    return offsets

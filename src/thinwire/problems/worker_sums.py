@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -52,13 +51,13 @@ class WorkerSums(ABC):
 class DenseSums(WorkerSums):
     """Of a dense matrix: the product W A, where row i of the CSR matrix W holds the weights of worker i's rows."""
 
+    def __init__(self, rows: Any, offsets: Offsets) -> None:
+        super().__init__(rows, offsets)
+        self._columns = np.arange(rows.shape[0], dtype=np.int32)
+
     @property
     def nbytes(self) -> int:
         return int(self._columns.nbytes)
-
-    @cached_property
-    def _columns(self) -> NDArray[np.int32]:
-        return np.arange(self.rows.shape[0], dtype=np.int32)
 
     def products(self, x: Vector) -> Vector:
         found: Vector = self.rows @ x
@@ -87,13 +86,32 @@ class SparseSums(WorkerSums):
     12 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
     """
 
+    def __init__(self, rows: Any, offsets: Offsets) -> None:
+        super().__init__(rows, offsets)
+        count, d = rows.shape
+        of_entry = np.repeat(np.arange(count), np.diff(rows.indptr))
+        of_row = np.repeat(np.arange(self.workers), self.offsets[1:] - self.offsets[:-1])
+        pairs = of_row[of_entry] * d + rows.indices
+        order = np.argsort(pairs, kind="stable")
+        distinct, starts = np.unique(pairs[order], return_index=True)
+        gather = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
+        self._gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(gather, shape=(len(distinct), count))
+        self.columns: NDArray[np.int32] = (distinct % d).astype(np.int32)
+        """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
+        self.pointers: NDArray[np.int32] = np.searchsorted(distinct, np.arange(self.workers + 1) * d).astype(np.int32)
+
     @property
     def nbytes(self) -> int:
-        arrays = (self._gather.data, self._gather.indices, self._gather.indptr, self._columns, self._pointers)
-        return sum(int(array.nbytes) for array in arrays)
+        gather = (self._gather.data, self._gather.indices, self._gather.indptr)
+        return sum(int(array.nbytes) for array in (*gather, self.columns, self.pointers))
+
+    def values(self, weights: Vector) -> Vector:
+        """The sum of each pair: what the CSR matrix of `all` stores."""
+        found: Vector = self._gather @ weights
+        return found
 
     def all(self, weights: Vector) -> Any:
-        sums = (self._gather @ weights, self._columns, self._pointers)
+        sums = (self.values(weights), self.columns, self.pointers)
         shape = (self.workers, self.rows.shape[1])
         return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=shape)
 
@@ -113,31 +131,3 @@ class SparseSums(WorkerSums):
         arrays = (self.rows.indptr, self.rows.indices, self.rows.data)
         pointers, columns, values = (torch.from_numpy(array) for array in arrays)
         return pointers, columns, values
-
-    @cached_property
-    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Entries of the rows in the order of their pairs; each distinct pair i·d + l; where its entries begin."""
-        of_row = np.repeat(np.arange(self.workers), np.diff(self.offsets))
-        pairs = np.repeat(of_row, np.diff(self.rows.indptr)) * self.rows.shape[1] + self.rows.indices
-        order = np.argsort(pairs, kind="stable")
-        distinct, starts = np.unique(pairs[order], return_index=True)
-        return order, distinct, np.append(starts, len(pairs))
-
-    @cached_property
-    def _gather(self) -> Any:
-        order, distinct, starts = self._pairs
-        of_entry = np.repeat(np.arange(self.rows.shape[0]), np.diff(self.rows.indptr))
-        parts = (self.rows.data[order], of_entry[order], starts)
-        shape = (len(distinct), self.rows.shape[0])
-        return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(parts, shape=shape)
-
-    @cached_property
-    def _columns(self) -> NDArray[np.int32]:
-        columns: NDArray[np.int64] = self._pairs[1] % self.rows.shape[1]
-        return columns.astype(np.int32)
-
-    @cached_property
-    def _pointers(self) -> NDArray[np.int32]:
-        firsts = np.arange(self.workers + 1) * self.rows.shape[1]
-        pointers: NDArray[np.int64] = np.searchsorted(self._pairs[1], firsts)
-        return pointers.astype(np.int32)

@@ -6,6 +6,8 @@ checked neither against the paper nor by a proof.
 
 from thinwire.theory.admissible import Admissible as Admissible
 from thinwire.theory.admissible import admissible as admissible
+from thinwire.theory.admissible import compressor_of as compressor_of
+from thinwire.theory.admissible import covered as covered
 from thinwire.theory.admissible import method_recursion as method_recursion
 from thinwire.theory.bidirectional import ef21_bc_step as ef21_bc_step
 from thinwire.theory.bidirectional import ef21_p_step as ef21_p_step

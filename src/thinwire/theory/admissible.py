@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.compressors import Identity
+from thinwire.compressors import Compressor, Identity
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Rule
 from thinwire.theory import three_point
-from thinwire.theory.bidirectional import ef21_bc_step
+from thinwire.theory.bidirectional import ef21_bc_step, ef21_p_step
 from thinwire.theory.contraction import bias_and_variance, contraction, is_deterministic, variance
 from thinwire.theory.ef21 import ef21_nonconvex_step, ef21_pl_step, ef21_w_step
 from thinwire.theory.efbv import EFBVConstants
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def alpha(self) -> float:
-        return contraction(self.rule.compressor, self.d)
+        return contraction(compressor_of(self.rule), self.d)
 
     @property
     def workers(self) -> int:
@@ -65,18 +65,28 @@ def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
     >>> from thinwire import parse
     >>> one = Smoothness(1.0, 1.0, np.ones(4), np.ones(4), np.ones(4, dtype=np.int64))
     >>> [(each.setting, round(each.step, 4)) for each in admissible(parse("ef21(topk(count=1))"), one, 16)]
-    [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0077)]
+    [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0226)]
     """
-    return list(_STEPS[_known(rule).name](Case(rule, smoothness, d)))
+    return list(_STEPS[covered(rule).name](Case(rule, smoothness, d)))
 
 
-def method_recursion(rule: Rule, d: int, workers: int) -> Recursion:
-    """θ and β of a rule on d numbers."""
-    nothing = np.ones(workers)
-    return Case(_known(rule), Smoothness(1.0, 1.0, nothing, nothing, nothing.astype(np.int64)), d).recursion
+def method_recursion(rule: Rule, d: int, workers: int) -> Recursion | None:
+    """θ and β of a rule on d numbers; None where its compressor is no contraction and its theory needs none."""
+    rule = covered(rule)
+    if rule.name not in _RECURSIONS and compressor_of(rule).delta(d) <= 0:
+        return None
+    any_ = np.ones(workers)
+    return Case(rule, Smoothness(1.0, 1.0, any_, any_, any_.astype(np.int64)), d).recursion
 
 
-def _known(rule: Rule) -> Feedback:
+def compressor_of(rule: Feedback) -> Compressor:
+    """The compressor that a rule's theory is about: EF21-P's is that of the model."""
+    compressor: Compressor = getattr(rule, "model", None) or rule.compressor
+    return compressor
+
+
+def covered(rule: Rule) -> Feedback:
+    """The rule, if there is a theory of it; else a `ConfigError` that names those of which there is."""
     if not isinstance(rule, Feedback) or rule.name not in _STEPS:
         raise ConfigError(f"there is no theory of {rule} here; there is of {', '.join(sorted(_STEPS))}")
     return rule
@@ -215,6 +225,13 @@ def _efbv(case: Case) -> Iterator[Admissible]:
     yield Admissible("nonconvex, PL", step, "1/(L + L̃√(r_av/r)/s*)", f"Condat et al. 2022, {MEMORY}")
 
 
+def _p(case: Case) -> Iterator[Admissible]:
+    whole = getattr(case.rule.rule, "compressor", None) == Identity()
+    if whole and case.workers == 1 and case.smoothness.strongly_convex:
+        step = ef21_p_step(case.smoothness.overall, case.alpha)
+        yield Admissible("one worker, strongly convex", step, "α/16L", f"Gruntkowska et al. 2023, {MEMORY}")
+
+
 def _three_point(case: Case) -> Iterator[Admissible]:
     return _theorems(case, "Richtárik et al. 2022")
 
@@ -235,6 +252,7 @@ _STEPS: dict[str, Callable[[Case], Iterator[Admissible]]] = {
     "ef21pp": _pp,
     "ef21bc": _bc,
     "ef21page": _page,
+    "ef21p": _p,
     "efbv": _efbv,
     "econtrol": _unstated,
     "clag": _three_point,

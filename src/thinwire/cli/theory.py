@@ -1,0 +1,72 @@
+"""`thinwire theory`: the constants of a method on a problem, and the step sizes that theory admits."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.console import console, say
+from thinwire.cli.theory_tables import constants_table, steps_table
+from thinwire.experiments.constants import constants
+from thinwire.problems import OBJECTIVES, load_dataset, objective, split_rows
+from thinwire.problems.datasets import BREAST_CANCER
+from thinwire.problems.shards import SPLITS
+from thinwire.spec import parse
+
+
+def theory(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A method, such as 'ef21(topk(count=1))'.")],
+    problem: Annotated[str, typer.Option("--problem", help=f"{', '.join(OBJECTIVES)}.")] = "logistic",
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="A LIBSVM name (a9a, w8a, …) in --data, or a file's path.")
+    ] = BREAST_CANCER,
+    workers: options.Workers = 20,
+    split: Annotated[
+        str, typer.Option("--split", help=f"{', '.join(SPLITS)}: the file's order, shuffled, or skewed by label.")
+    ] = "file",
+    concentration: Annotated[
+        float, typer.Option("--concentration", help="Dirichlet parameter of --split skewed; smaller is more skewed.")
+    ] = 0.5,
+    seed: Annotated[int, typer.Option("--seed", help="Of --split iid and skewed.")] = 0,
+    strength: Annotated[
+        float | None,
+        typer.Option("--strength", help="λ of the regulariser (default: the problem's).", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tables.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show smoothness constants, θ and β of a method on a problem, and every step size that theory admits.
+
+    **logistic**: with the nonconvex regulariser λ Σ x²/(1 + x²), λ = 0.1 (the EF21 paper's); **l2**: logistic with
+    λ/2 ‖x‖²; **least-squares**: half the mean square. Files may be plain, .bz2, .gz or .xz; without any, the data are
+    scikit-learn's breast cancer set.
+
+    **Examples**
+
+      thinwire theory 'ef21(topk(count=1))'
+
+      thinwire theory 'ef21(topk(count=1))' --dataset a9a --data ~/libsvm --workers 20
+
+      thinwire theory 'ef21sgdm(topk(0.1), eta=0.1)' --problem l2 --split skewed --concentration 0.1 --json
+    """
+    rule = parse(spec)
+    loaded = load_dataset(dataset, data)
+    shards = split_rows(split, loaded.labels, workers, concentration, seed)
+    found = constants(rule, objective(problem, loaded, shards, strength))
+    setting = {"problem": problem, "dataset": loaded.name, "source": loaded.source, "split": split}
+    if as_json:
+        print(json.dumps(setting | found.plain()))
+        return
+    out = console()
+    out.print(constants_table(found, f"{found.method} · {problem} · {loaded.name} · split: {split}"))
+    if found.steps:
+        out.print(steps_table(found.steps))
+    else:
+        say(out, f"theory states no step size for {found.method}")

@@ -1,0 +1,86 @@
+"""What theory says of a method on a problem: constants of both, and the step sizes it admits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from thinwire.feedback import Rule
+from thinwire.problems import FiniteSum
+from thinwire.theory import (
+    Admissible,
+    Recursion,
+    Smoothness,
+    admissible,
+    check_count,
+    compressor_of,
+    covered,
+    method_recursion,
+    young,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """All of it, as values."""
+
+    method: str
+    rows: int
+    d: int
+    workers: int
+    nbytes: int
+    smoothness: Smoothness
+    alpha: float | None
+    """Contraction of the rule's compressor; None where it promises none."""
+    omega: float | None
+    """Its variance; None where it is biased."""
+    recursion: Recursion | None
+    steps: list[Admissible]
+
+    @property
+    def young(self) -> float | None:
+        """s* where it is finite."""
+        return young(self.alpha) if self.alpha is not None and self.alpha < 1 else None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON: numbers, texts and lists."""
+        known, moving = self.smoothness, self.recursion
+        return {
+            "method": self.method,
+            **{name: getattr(self, name) for name in ("rows", "d", "workers", "nbytes", "alpha", "omega")},
+            "young": self.young,
+            "theta": moving and moving.theta,
+            "beta": moving and moving.beta,
+            "root_beta_theta": moving and moving.ratio,
+            "L": known.overall,
+            "L_pooled": known.pooled,
+            "L_averaged": known.averaged,
+            "L_quadratic_mean": known.quadratic_mean,
+            "L_arithmetic_mean": known.arithmetic_mean,
+            "L_least": float(known.workers.min()),
+            "L_largest": float(known.workers.max()),
+            "mu": known.mu,
+            "steps": [asdict(step) for step in self.steps],
+        }
+
+
+def constants(rule: Rule, problem: FiniteSum) -> Constants:
+    """The constants of `rule` on `problem`; a rule without theory, or with k > d, is a `ConfigError`."""
+    rule = covered(rule)
+    compressor = compressor_of(rule)
+    check_count(compressor, problem.d)  # before the eigenvalues, which can take seconds
+    smoothness = problem.smoothness()
+    steps = admissible(rule, smoothness, problem.d)
+    alpha = compressor.delta(problem.d)
+    return Constants(
+        method=str(rule),
+        rows=len(problem.targets),
+        d=problem.d,
+        workers=problem.workers,
+        nbytes=problem.nbytes,
+        smoothness=smoothness,
+        alpha=alpha if alpha > 0 else None,
+        omega=compressor.omega(problem.d),
+        recursion=method_recursion(rule, problem.d, problem.workers),
+        steps=steps,
+    )

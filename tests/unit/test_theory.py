@@ -1,0 +1,324 @@
+"""Constants and step sizes: against the printed ones, against each other, and against brute force."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from thinwire import (
+    QSGD,
+    Contractive,
+    EF21Plus,
+    HardThreshold,
+    Identity,
+    Natural,
+    RandK,
+    ScaledSign,
+    TopK,
+    parse,
+    theory,
+)
+from thinwire.errors import ConfigError, StepSizeWarning
+from thinwire.problems import file_order, least_squares, load_dataset, logistic_regression
+from thinwire.spec import RULES
+from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
+
+EPS = float(np.finfo(np.float64).eps)
+ALPHAS = st.floats(1e-6, 1.0)
+PRINTED = {  # the specification's table: L, L̃, mean, least and largest Lᵢ; γ for k = 1, 2, 4; √(β/θ) and θ for k = 1
+    "phishing": (
+        "0.362551",
+        "0.366085",
+        "0.366076",
+        "0.3582",
+        "0.3693",
+        "2.016116e-02",
+        "4.047625e-02",
+        "8.158242e-02",
+    ),
+    "a9a": ("1.771920", "1.773067", "1.773041", "1.7571", "1.7872", "2.297345e-03", "4.604138e-03", "9.246535e-03"),
+}
+PRINTED_RECURSION = {"phishing": ("134.498", "0.007380"), "a9a": ("244.499", "0.004073")}
+PRINTED_SQUARES = {"phishing": ("0.65020", "0.66439", "4.99e-04"), "a9a": ("6.28768", "6.29228", "3.06e-05")}
+
+
+@pytest.mark.libsvm
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_printed_constants_to_all_digits(name: str, libsvm_folder: str) -> None:
+    data = load_dataset(name, libsvm_folder)
+    known = logistic_regression(data, file_order(len(data), 20)).smoothness()
+    d = data.rows.shape[1]
+    means = [f"{value:.6f}" for value in (known.overall, known.quadratic_mean, known.arithmetic_mean)]
+    extremes = [f"{value:.4f}" for value in (known.workers.min(), known.workers.max())]
+    recursions = [theory.markov(k / d) for k in (1, 2, 4)]
+    steps = [theory.ef21_nonconvex_step(known.overall, known.quadratic_mean, moving) for moving in recursions]
+    assert (*means, *extremes, *(f"{step:.6e}" for step in steps)) == PRINTED[name]
+    assert f"{known.pooled:.6f}" == PRINTED[name][0]
+    assert (f"{recursions[0].ratio:.3f}", f"{recursions[0].theta:.6f}") == PRINTED_RECURSION[name]
+
+
+@pytest.mark.libsvm
+@pytest.mark.parametrize("name", PRINTED_SQUARES)
+def test_the_printed_constants_of_least_squares(name: str, libsvm_folder: str) -> None:
+    data = load_dataset(name, libsvm_folder)
+    known = least_squares(data, file_order(len(data), 20)).smoothness()
+    assert known.mu is not None
+    found = (f"{known.overall:.5f}", f"{known.quadratic_mean:.5f}", f"{known.mu:.2e}")
+    assert found == PRINTED_SQUARES[name]
+
+
+# ----------------------------------------------------------------------------------------------------------- recursions
+
+
+@given(ALPHAS)
+def test_the_best_recursion_is_the_paper_s_and_no_other_s_beats_it(alpha: float) -> None:
+    best = theory.markov(alpha)
+    root = math.sqrt(1 - alpha)
+    assert alpha / 2 <= best.theta <= alpha
+    assert best.ratio == pytest.approx((1 + root) / alpha - 1, rel=8 * EPS / alpha, abs=8 * EPS / alpha)
+    assert best.ratio <= 2 / alpha - 1
+    for share in (0.1, 0.5, 0.9):
+        if alpha < 1:
+            assert theory.markov(alpha, share * alpha / (1 - alpha)).ratio >= best.ratio * (1 - 64 * EPS / alpha)
+
+
+@given(st.floats(0.01, 0.99))
+def test_the_best_s_gives_the_best_recursion(alpha: float) -> None:
+    found, best = theory.markov(alpha, theory.young(alpha)), theory.markov(alpha)
+    assert found.theta == pytest.approx(best.theta, rel=64 * EPS / alpha)
+    assert found.beta == pytest.approx(best.beta, rel=64 * EPS / alpha)
+
+
+def test_nothing_is_lost_at_alpha_one() -> None:
+    assert theory.markov(1.0) == theory.Recursion(1.0, 0.0)
+    assert theory.young(1.0) == math.inf
+    assert theory.ef21_nonconvex_step(4.0, 5.0, theory.markov(1.0)) == 1 / 4
+    assert theory.stochastic_markov(1.0).noise == 1.0
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, math.nan])
+def test_an_alpha_outside_its_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match=r"lies in \(0, 1\]"):
+        theory.markov(alpha)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.01, 0.9))
+def test_three_point_methods_at_their_limits(alpha: float, other: float) -> None:
+    assert theory.clag(alpha, 0.0) == theory.markov(alpha)
+    assert theory.lag(0.0) == theory.Recursion(1.0, 0.0)
+    assert theory.three_point_v1(1.0) == theory.Recursion(1.0, 0.0)
+    assert theory.three_point_v2(1.0, 3.0) == theory.Recursion(1.0, 0.0)
+    assert theory.three_point_v5(alpha, 1.0) == theory.Recursion(1.0, 0.0)
+    assert theory.three_point_v4(alpha, other) == theory.three_point_v4(other, alpha)
+    assert theory.three_point_v4(alpha, other).ratio <= theory.markov(alpha).ratio
+    assert theory.marina(1.0, 3.0, 4) == theory.Recursion(1.0, 0.0)
+
+
+def test_marina_s_step_is_the_paper_s_where_workers_are_alike() -> None:
+    L, p, omega, n = 2.0, 0.25, 3.0, 10
+    step = theory.ef21_nonconvex_step(L, L, theory.marina(p, omega, n))
+    assert step == pytest.approx(1 / (L * (1 + math.sqrt((1 - p) * omega / (p * n)))), rel=8 * EPS)
+    assert theory.marina_probability(omega) == p
+
+
+# ---------------------------------------------------------------------------------------------------------- compressors
+
+
+@pytest.mark.parametrize(
+    ("compressor", "alpha"),
+    [(TopK(count=3), 0.3), (RandK(0.2), 0.2), (Identity(), 1.0), (ScaledSign(), 0.1), (Contractive(Natural()), 8 / 9)],
+    ids=str,
+)
+def test_a_compressor_s_contraction(compressor: object, alpha: float) -> None:
+    assert theory.contraction(compressor, 10) == pytest.approx(alpha, rel=4 * EPS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "problem"),
+    [
+        (TopK(count=11), "keeps 11 numbers of 10; take a count of at most 10"),
+        (RandK(count=11), "keeps 11 numbers of 10"),
+        (HardThreshold(0.1), "promises no contraction"),
+        (QSGD(1, 16), r"write contractive\(qsgd\(1, 16\)\), whose alpha is 0.24"),
+    ],
+    ids=str,
+)
+def test_what_is_no_contraction_is_refused(compressor: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        theory.contraction(compressor, 10)  # type: ignore[arg-type]
+
+
+def test_bias_and_variance_of_each_kind() -> None:
+    assert theory.bias_and_variance(Natural(), 10) == (0.0, 1 / 8)
+    assert theory.bias_and_variance(RandK(count=2), 10) == (1 - 0.2, 0.2 * (1 - 0.2))
+    assert theory.bias_and_variance(TopK(count=2), 10) == (math.sqrt(1 - 0.2), 0.0)
+    eta, omega = theory.bias_and_variance(Contractive(Natural()), 10)
+    assert eta**2 + omega == pytest.approx(1 / 9, rel=8 * EPS)  # together the error 1 − α
+    with pytest.raises(ConfigError, match="leave its values full"):
+        theory.bias_and_variance(RandK(0.2, values="bfloat16"), 10)
+    with pytest.raises(ConfigError, match="is biased"):
+        theory.variance(TopK(0.1), 10)
+    draws = [not theory.is_deterministic(c) for c in (TopK(0.1), Identity(), RandK(0.1), Natural())]
+    assert draws == [False, False, True, True]
+
+
+# ----------------------------------------------------------------------------------------------------------- step sizes
+
+
+@given(ALPHAS, st.floats(0.1, 10), st.floats(1, 3))
+def test_every_step_is_gradient_descent_s_at_most_and_reaches_it_without_compression(
+    alpha: float, L: float, spread: float
+) -> None:
+    L_tilde = L * spread
+    for moving in (theory.markov(alpha), theory.markov(1.0)):
+        free = moving.beta == 0
+        same = theory.ef21_bc_step(L, L_tilde, moving, theory.markov(1.0))
+        steps = [
+            theory.ef21_nonconvex_step(L, L_tilde, moving),
+            theory.ef21_pp_step(L, np.full(3, L_tilde), moving, np.ones(3)),
+            theory.ef21_page_step(L, L_tilde, moving, 1.0, 0.0),
+            same,
+        ]
+        assert all(step == 1 / L if free else step < 1 / L for step in steps)
+        assert same <= steps[0]
+
+
+def test_partial_participation_uses_a_rho_that_keeps_theta_positive() -> None:
+    moving, L = theory.markov(0.01), np.array([1.0, 2.0, 3.0])
+    p = np.full(3, 0.1)
+    rho = theory.ef21_pp_rho(p, moving)
+    assert rho == pytest.approx(0.1 * moving.theta / (2 * 0.9), rel=8 * EPS)
+    weights = moving.beta * p + (1 + 1 / rho) * (1 - p)
+    by_hand = 1 / (3 + math.sqrt(float((weights * L**2).mean()) / (0.1 * moving.theta / 2)))
+    assert theory.ef21_pp_step(3.0, L, moving, p) == pytest.approx(by_hand, rel=64 * EPS / moving.theta)
+    with pytest.raises(ConfigError, match=r"rho = 0\.001 makes theta_p = -"):
+        theory.ef21_pp_step(3.0, L, moving, p, rho=1e-3)
+    with pytest.raises(ConfigError, match="closer to each other"):
+        theory.ef21_pp_step(3.0, L, moving, np.array([0.1, 0.5, 0.5]))
+
+
+def test_ef_bv_has_the_special_cases_of_its_paper() -> None:
+    top = theory.EFBVConstants.best(math.sqrt(0.9), 0.0, 0.0)
+    assert (top.lam, top.nu) == (1.0, 1.0)  # EF21
+    assert (1 / top.step(1.0, 1.0) - 1) == pytest.approx(36.5, abs=0.05)
+    assert math.sqrt(2) * theory.markov(0.1).ratio == pytest.approx(26.1, abs=0.05)
+    diana = theory.EFBVConstants.best(0.0, 3.0, 0.0)
+    assert (diana.lam, diana.nu) == (1 / 4, 1.0)
+    assert theory.EFBVConstants.best(0.0, 0.0, 0.0).step(2.0, 3.0) == 1 / 2
+    assert diana.pl_rate(1e-9, 0.1) == 1 - 1e-10
+    with pytest.raises(ConfigError, match=r"take at most lambda\* = 0\.25"):
+        theory.EFBVConstants(0.0, 3.0, 3.0, 1.0, 1.0)
+
+
+@given(st.floats(0.01, 0.99))
+def test_the_stochastic_recursion_keeps_theta_and_its_floor_grows_as_one_over_alpha_squared(alpha: float) -> None:
+    noisy = theory.stochastic_markov(alpha)
+    assert noisy.moving.theta == pytest.approx(theory.markov(alpha).theta, rel=64 * EPS / alpha)
+    assert noisy.moving.ratio >= theory.markov(alpha).ratio
+    floor = theory.ef21_sgd_floor(noisy, sigma2=3.0, batch=4)
+    assert 1 <= floor / (3 / 4) * alpha**2 <= 16
+    assert theory.ef21_sgd_bound(1.0, 2.0, 0.1, noisy, 10**9, 3.0, 4) >= floor
+    with pytest.raises(ConfigError, match="must be below 1"):
+        theory.stochastic_markov(alpha, s=1 / (1 - alpha), nu=1.0)
+
+
+def test_page_needs_no_variance_when_every_round_is_full() -> None:
+    moving = theory.markov(0.1)
+    assert theory.page_probability(np.array([1.0, 3.0]), np.array([3.0, 9.0])) == 0.25
+    variance = theory.page_variance(0.25, np.array([1.0, 4.0]), np.array([2.0, 4.0]))
+    assert variance == 0.75 * (4 + 4) / 2
+    assert theory.ef21_page_step(1.0, 2.0, moving, 0.25, variance) < theory.ef21_page_step(1.0, 2.0, moving, 1.0, 0.0)
+
+
+def test_the_smaller_formulas_by_hand() -> None:
+    moving = theory.markov(0.1)
+    assert theory.ef21_sgdm_step(2.0, 4.0, 0.1, 0.5) == min(0.1 / 80, 0.5 / 14)
+    assert theory.ef21_hb_step(2.0, 4.0, moving, 0.0) == pytest.approx(1 / (1 + 4 * math.sqrt(2) * moving.ratio))
+    assert theory.ef21_prox_step(2.0, 4.0, moving) == 1 / (1 + 4 * moving.ratio)
+    assert theory.ef21_p_step(2.0, 0.1) == 0.1 / 32
+    assert theory.econtrol_eta(0.1) == 0.1 / 400
+    assert theory.normalised_step(3.0, 8) == 1.0
+    assert theory.parameter_agnostic_eta(6, 0.5) == 0.5
+    alike = np.full(8, 4.0)
+    assert theory.rare_features_step(2.0, alike, 8, moving) == theory.ef21_nonconvex_step(2.0, 4.0, moving)
+    assert theory.rare_features_step(2.0, alike, 1, moving) > theory.ef21_nonconvex_step(2.0, 4.0, moving)
+
+
+SPECS = (
+    "plain(identity())",
+    "memsgd(topk(0.1))",
+    "ef21(topk(0.1))",
+    "ef21plus(topk(0.1))",
+    "ef21sgdm(topk(0.1))",
+    "ef21hb(topk(0.1))",
+    "ef21pp(topk(0.1), 0.5)",
+    "ef21bc(topk(0.1), topk(0.2))",
+    "ef21page(topk(0.1), 0.25)",
+    "efbv(contractive(natural()))",
+    "clag(topk(0.1), zeta=4.0)",
+    "clag(identity(), zeta=4.0)",
+    "threepcv2(topk(0.1), natural())",
+    "threepcv4(topk(0.1), topk(0.2))",
+    "threepcv5(topk(0.1), 0.25)",
+    "marina(natural(), 0.5)",
+)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.partition("(")[0] in RULES])
+def test_a_method_s_step_sizes_are_below_gradient_descent_s(spec: str) -> None:
+    ones = np.ones(4)
+    known = theory.Smoothness(1.0, 1.0, ones, ones, np.full(4, 50), mu=0.1)
+    found = theory.admissible(parse(spec), known, 100)
+    assert found
+    assert all(0 < each.step <= 1 and each.formula and each.source for each in found)
+    assert theory.method_recursion(parse(spec), 100, 4) is not None
+
+
+def test_rules_without_theory_and_compressors_without_guarantee_are_refused() -> None:
+    ones = np.ones(4)
+    known = theory.Smoothness(1.0, 1.0, ones, ones, np.full(4, 50))
+    assert theory.admissible(parse("econtrol(topk(0.1))"), known, 100) == []
+    assert theory.admissible(parse("plain(qsgd(1))"), known, 100) == []
+    assert theory.method_recursion(parse("plain(qsgd(1))"), 100, 4) is None
+    with pytest.raises(ConfigError, match=r"no theory of vgc.*there is of .*ef21"):
+        theory.admissible(parse("vgc(1.5)"), known, 100)
+    with pytest.raises(ConfigError, match="deterministic compressors only"):
+        theory.admissible(EF21Plus(RandK(0.1)), known, 100)
+
+
+def test_a_step_beyond_theory_is_a_warning_with_the_bound() -> None:
+    with pytest.warns(StepSizeWarning, match=r"step size 0\.5 is 25 × the largest that theorem 1 admits, 0\.02"):
+        assert theory.check_step_size(0.5, 0.02, "theorem 1") == 25
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert theory.check_step_size(0.02, 0.02, "theorem 1") == 1
+    with pytest.raises(ConfigError, match="finite number above 0, got 0"):
+        theory.check_step_size(0, 0.02, "theorem 1")
+
+
+# ----------------------------------------------------------------------------------------------------------- smoothness
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_eigenvalues_are_those_of_brute_force(rows: int, columns: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    A = random.normal(size=(rows, columns)) * (random.random((rows, columns)) < 0.5)
+    assume(np.abs(A).max() > 0)
+    squares = np.square(np.linalg.svd(A, compute_uv=False))
+    positive = squares[squares > max(A.shape) * EPS * squares[0]]
+    tolerance = 64 * EPS * max(A.shape) * squares[0]
+    assert largest_eigenvalue(A) == pytest.approx(squares[0], abs=tolerance)
+    assert smallest_positive_eigenvalue(A) == pytest.approx(positive[-1], abs=tolerance)
+
+
+def test_lanczos_agrees_with_the_dense_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = np.random.default_rng(0).normal(size=(60, 40))
+    dense = largest_eigenvalue(A)
+    monkeypatch.setattr("thinwire.theory.spectrum.DENSE_SIDE", 8)
+    assert largest_eigenvalue(A) == pytest.approx(dense, rel=64 * EPS * 60)
+    assert smallest_positive_eigenvalue(A) is None
