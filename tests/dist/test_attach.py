@@ -49,6 +49,11 @@ def mismatches(rank: int, size: int) -> dict[str, str]:
     found["not an optimizer at all"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), ddp if rank else sgd(ddp))
     scaler = torch.amp.GradScaler("cpu") if rank else None
     found["a scaler on one rank"] = refusal(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp), scaler=scaler)
+    top, unbiased = thinwire.TopK(0.1), thinwire.Unbias(thinwire.RandK(0.1))
+    found["a gradient at the old point"] = refusal(ddp, thinwire.MARINA(unbiased, 0.1), sgd(ddp))
+    found["full gradients"] = refusal(ddp, thinwire.EF21PAGE(top, 0.1), sgd(ddp))
+    found["a model to broadcast"] = refusal(ddp, thinwire.EF21P(thinwire.EF21(top), top), sgd(ddp))
+    found["weights of three"] = refusal(ddp, thinwire.EF21W(top, (1.0, 2.0, 3.0)), sgd(ddp))
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(9, 3, sparse=True)))
     found["sparse gradients"] = refusal(sparse, thinwire.EF21(thinwire.TopK(0.1)), sgd(sparse))
     waves = DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64))
@@ -75,6 +80,10 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("no optimizer", ["memsgd(topk(0.1))", "step size", "attach(ddp, rule, optimizer)"]),
         ("optimizer of some", ["does not hold 4 of the model's 6 parameters", "'2.bias'"]),
         ("not an optimizer at all", ["attach", "param_groups"]),
+        ("a gradient at the old point", ["marina(", "previous point, on the same samples", "thinwire.simulate"]),
+        ("full gradients", ["ef21page(", "one backward pass", "ef21sgdm"]),
+        ("a model to broadcast", ["ef21p(", "no model is sent", "the rule within it"]),
+        ("weights of three", ["smoothness of 3 workers", "this run has 2"]),
         ("a scaler on one rank", ["scaler", "rank 0 has False", "rank 1 has True"]),
         ("sparse gradients", ["'0'", "sparse=False"]),
         ("complex numbers", ["'weight'", "complex64"]),

@@ -142,6 +142,40 @@ def test_every_rule_and_compressor(size: int, tmp_path: Path) -> None:
     assert not wrong
 
 
+FAMILY = (
+    "ef21sgd2m(topk(0.1))",
+    "ef21pp(topk(0.1), probability=0.5)",
+    "ef21pp(sign(), probability=0.5, start=zero)",
+    "ef21bc(topk(0.1), randk(0.2))",
+    "ef21bc(randk(0.1, shared=True), randk(0.2, shared=True), start=compressed)",
+    "ef21hb(topk(0.1), eta=0.5)",
+    "efbv(unbias(randk(0.2)), lam=0.2, nu=0.5)",
+    "clag(topk(0.1), zeta=0.5)",
+    "clag(randk(0.1, shared=True), zeta=0.3)",
+    "clag(identity())",
+    "threepcv2(topk(0.1), unbias(randk(0.2)))",
+    "threepcv4(topk(0.1), randk(0.1, shared=True))",
+    "route({'0.*': clag(topk(0.2)), '2.*': ef21pp(topk(0.2), probability=0.3), '*': ef21bc(topk(0.1), sign())}, "
+    "min_numel=20)",
+)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_ef21_family(size: int, tmp_path: Path) -> None:
+    """Those whose messages are increments, silent ones and sums among them, on several small buckets."""
+    weights = tuple(1.0 + rank for rank in range(size))
+    runs = [Run(rule, steps=12) for rule in (*FAMILY, f"ef21w(sign(), smoothness={weights})")]
+    by_rank = run_world(size, train_all, runs, folder=tmp_path)
+    wrong = [
+        f"{run.rule} rank {rank}: {name}"
+        for place, run in enumerate(runs)
+        for simulated in [train_simulated(run, size)]
+        for rank in range(size)
+        for name in differences(simulated, by_rank[rank][place])
+    ]
+    assert not wrong
+
+
 @pytest.fixture(scope="module")
 def circumstances(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Parameters]]:
     """Every circumstance trained by two real processes, in one go."""

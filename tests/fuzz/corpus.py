@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire import (
+    CLAG,
     EF21,
+    EF21PP,
     QSGD,
     VGC,
     Compressor,
@@ -27,10 +29,12 @@ from thinwire import (
     Route,
     ScaledSign,
     Strom,
+    ThreePCv4,
     TopK,
 )
 from thinwire.channel import Channel, Outgoing, Part
-from thinwire.payload import Empty, Flagged, Payload, Reader, Words, chunks_of
+from thinwire.payload import Both, Empty, Flagged, Payload, Reader, Some, Words, chunks_of
+from thinwire.payload.both import SECOND
 from thinwire.payload.message import Chunk, join
 
 CPU = torch.device("cpu")
@@ -85,7 +89,11 @@ def _payloads(layout: Layout, dtype: torch.dtype) -> list[Payload]:
     made = [compressor(x, layout, KEY) for compressor in COMPRESSORS]
     made += [Words.of(TopK(share, values="exponent4")(x, layout, KEY)) for share in (0.5, 0.1)]
     flags = torch.arange(len(layout.pieces)) % 2 == 0
-    return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, -2))]
+    some = layout.select(flags.tolist())
+    part = torch.cat([view for pick, (_, view) in zip(flags.tolist(), layout.views(x), strict=True) if pick])
+    made += [Both(made[i], COMPRESSORS[j](x, layout, KEY.stream(SECOND))) for i, j in ((1, 0), (2, 16))]
+    made += [Some(flags, COMPRESSORS[i](part, some, KEY), layout) for i in (0, 1, 16)]
+    return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, len(COMPRESSORS)))]
 
 
 def _sample(payload: Payload, layout: Layout, dtype: torch.dtype) -> Sample:
@@ -107,8 +115,10 @@ def _spans(chunks: list[Chunk], start: int) -> list[tuple[int, int]]:
 
 def label_of(payload: Payload) -> str:
     """The format's name, with the format of its values where it has one."""
-    if isinstance(payload, Flagged):
-        return f"flagged {label_of(payload.inner)}"
+    if isinstance(payload, Flagged | Some):
+        return f"{type(payload).__name__.lower()} {label_of(payload.inner)}"
+    if isinstance(payload, Both):
+        return f"both {label_of(payload.one)} and {label_of(payload.two)}"
     written = getattr(payload, "written", None)
     return type(payload).__name__.lower() + (f" {written.name}" if written else "")
 
@@ -124,6 +134,9 @@ RULES: list[Feedback | Route] = [
     EF21(TopK(0.1)),
     EF21(TopK(0.1), start="zero"),
     EF21Plus(TopK(0.1)),
+    EF21PP(TopK(0.1), 0.5),
+    CLAG(TopK(0.1), zeta=1.0),
+    ThreePCv4(TopK(0.1), RandK(0.3, shared=True)),
     Plain(QSGD(4, 3)),
     Plain(Natural()),
     Plain(Identity()),

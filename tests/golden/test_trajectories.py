@@ -43,6 +43,21 @@ SPECS = [
     "ef21plus(topk(0.1))",
     "ef21sgdm(topk(0.1), eta=0.3)",
     "econtrol(topk(0.1), eta=0.3)",
+    "ef21sgd2m(topk(0.1), eta=0.3)",
+    "ef21page(topk(0.1), probability=0.2)",
+    "ef21pp(topk(0.1), probability=0.5)",
+    "ef21bc(topk(0.1), topk(0.2))",
+    "ef21bc(topk(0.1), randk(0.3))",
+    "ef21hb(topk(0.1), eta=0.5)",
+    "ef21w(sign(8), smoothness=(1.0, 2.5, 0.5))",
+    "efbv(unbias(randk(0.2)), lam=0.2, nu=0.5)",
+    "clag(topk(0.1), zeta=4.0)",
+    "clag(identity(), zeta=4.0)",
+    "threepcv2(topk(0.1), unbias(randk(0.2)))",
+    "threepcv4(topk(0.1), randk(0.2))",
+    "threepcv5(topk(0.4), probability=0.2)",
+    "marina(unbias(randk(0.4)), probability=0.2)",
+    "ef21p(ef21(topk(0.1)), topk(0.3))",
     "vgc()",
     "vgc(1.0, values=full)",
     "vgc(target(4), positions=word)",
@@ -80,16 +95,19 @@ def run(spec: str) -> dict[str, object]:
     simulation = Simulation(x, parse(spec), WORKERS, optimizer=optimizer, seed=1, ledger_every=1)
     curvatures, targets = [curvature(i) for i in range(WORKERS)], [target(i) for i in range(WORKERS)]
     rows: list[dict[str, float]] = []
+    previous: list[dict[str, Tensor]] | None = None
     for step in range(STEPS):
         if step == STEPS // 2:
             optimizer.param_groups[0]["lr"] = 0.05
-        pulls = [{n: a[n] * (x[n].detach() - b[n]) for n in x} for a, b in zip(curvatures, targets, strict=True)]
+        points = {n: point.detach() for n, point in simulation.points.items()}
+        pulls = [{n: a[n] * (points[n] - b[n]) for n in x} for a, b in zip(curvatures, targets, strict=True)]
         losses = [
             (0.5 * a[n] * (x[n].detach() - b[n]).square()).sum().item()
             for a, b in zip(curvatures, targets, strict=True)
             for n in x
         ]
-        simulation.step(pulls, [{n: moment(n, pull) for n, pull in own.items()} for own in pulls])
+        simulation.step(pulls, [{n: moment(n, pull) for n, pull in own.items()} for own in pulls], previous or pulls)
+        previous = pulls
         if step % EVERY == 0 or step == STEPS - 1:
             last = simulation.ledger.last_step()
             kept = {"residual_ratio": last["residual_ratio"], "message_bytes": last["message_bytes"]}

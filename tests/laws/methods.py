@@ -93,14 +93,7 @@ def rules(compressor: Compressor) -> list[Feedback]:
 
 FAMILY: list[Feedback] = [
     rule
-    for c in (
-        Identity(),
-        TopK(0.3),
-        TopK(0.3, per="bucket"),
-        RandK(0.3, shared=True),
-        ScaledSign(7),
-        HardThreshold(0.5),
-    )
+    for c in (Identity(), TopK(0.3), RandK(0.3, shared=True), HardThreshold(0.5))
     for rule in (
         EF21SGD2M(c, eta=0.3),
         EF21PAGE(c, 0.4),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from thinwire import Feedback, Simulation
+from thinwire import Feedback, Simulation, simulate
 
 WORKERS, D, STEPS = 4, 30, 200
 EPS = float(np.finfo(np.float64).eps)
 Vector = NDArray[np.float64]
+Gradient = Callable[[int, Vector, int], Vector]
 
 
 class Quadratics:
@@ -61,6 +63,35 @@ def ours(
         if watch is not None:
             watch(simulation)
     return np.array(path)
+
+
+class Recorded:
+    """The problem as `simulate` takes it, which keeps every point at which the loss is asked for."""
+
+    def __init__(
+        self, gradient: Gradient, start: Vector, workers: int = WORKERS, full: Gradient | None = None, shape: Any = None
+    ) -> None:
+        self.workers, self.path = workers, list[Vector]()
+        self._gradient, self._full, self._start = gradient, full or gradient, start.reshape(shape or start.shape)
+
+    def start(self) -> dict[str, Tensor]:
+        return {"x": torch.from_numpy(self._start)}
+
+    def gradient(self, worker: int, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        return {"x": torch.from_numpy(self._gradient(worker, x["x"].numpy(), step))}
+
+    def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": torch.from_numpy(self._full(worker, x["x"].numpy(), 0))}
+
+    def loss(self, x: Mapping[str, Tensor]) -> float:
+        self.path.append(x["x"].numpy().copy())
+        return 0.0
+
+
+def simulated(rule: Feedback, problem: Recorded, step: Callable[[int], float], **options: Any) -> Vector:
+    """The iterates of `simulate`, which evaluates gradients and steps by itself."""
+    simulate(problem, rule, steps=STEPS, step_size=step, seed=5, **options)
+    return np.array(problem.path)
 
 
 def tolerance(*paths: Vector) -> float:

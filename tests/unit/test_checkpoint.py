@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from thinwire import (
+    CLAG,
     EF21,
+    EF21BC,
+    EF21HB,
+    EF21P,
+    EF21PAGE,
     EF21SGDM,
+    EFBV,
+    MARINA,
     EControl,
     EF21Plus,
     Feedback,
@@ -22,7 +29,9 @@ from thinwire import (
     RandK,
     Route,
     Simulation,
+    ThreePCv2,
     TopK,
+    Unbias,
     merge_states,
 )
 from thinwire.channel import Channel
@@ -31,6 +40,14 @@ from thinwire.errors import StateError, ThinwireError
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": ()}
 TOP = TopK(0.3)
+FAMILY: list[Feedback] = [
+    EF21PAGE(TOP, 0.5),
+    EF21BC(TOP, TOP),
+    EF21HB(TOP),
+    EFBV(TOP, lam=0.5),
+    CLAG(TOP),
+    ThreePCv2(TOP, Unbias(RandK(0.5))),
+]
 RULES: list[Feedback | Route] = [
     Plain(RandK(0.5)),
     MemSGD(TOP),
@@ -40,6 +57,8 @@ RULES: list[Feedback | Route] = [
     EF21Plus(TOP),
     EF21SGDM(TOP),
     EControl(TOP),
+    *FAMILY,
+    EF21P(MARINA(Unbias(RandK(0.5)), 0.5), TOP),
     Route({"w": EF21Plus(TOP), "b": MemSGD(TOP), "*": Identity()}, min_numel=0),
 ]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
@@ -58,7 +77,8 @@ def advance(made: Simulation, start: int, steps: int) -> list[Tensor]:
             {n: torch.randn(s, generator=torch.Generator().manual_seed(100 * t + w)) for n, s in SHAPES.items()}
             for w in range(made.workers)
         ]
-        out = made.exchange(gradients, dict.fromkeys(SHAPES, 0.1 / (1 + t)))
+        previous = [{name: g / 2 for name, g in own.items()} for own in gradients]
+        out = made.exchange(gradients, dict.fromkeys(SHAPES, 0.1 / (1 + t)), previous=previous)
         results.append(torch.cat([out[n].reshape(-1) for n in SHAPES]).clone())
     return results
 
@@ -247,7 +267,7 @@ def test_resizing_keeps_the_mean_of_the_memories(rule: Feedback, old: int, new: 
 
 
 @each_resize
-@pytest.mark.parametrize("rule", [EF21(TOP), EF21(TOP, start="zero"), EF21SGDM(TOP), EControl(TOP)], ids=str)
+@pytest.mark.parametrize("rule", [EF21(TOP), EF21(TOP, start="zero"), EF21SGDM(TOP), EControl(TOP), *FAMILY], ids=str)
 def test_resizing_keeps_the_mean_and_the_locals_agree_with_it(rule: Feedback, old: int, new: int) -> None:
     before, after = resized(rule, old, new)
     for name in SHAPES:

@@ -69,6 +69,12 @@ def test_a_value_out_of_bounds_is_refused(change: dict[str, Any], problem: str) 
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["marina(qsgd(15), probability=0.1)", "ef21p(ef21(topk(0.1)), topk(0.1))"])
+def test_a_method_that_needs_more_than_one_backward_pass_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ThinwireError, match=r"thinwire\.simulate"):
+        train([simulated(method)], tmp_path / "r.jsonl", ["thinwire", "x"])
+
+
 def test_a_method_gets_its_canonical_text_and_mistakes_their_caret() -> None:
     assert simulated(" memsgd( topk( 0.010 ))").method == RULE
     with pytest.raises(SpecError) as caught:

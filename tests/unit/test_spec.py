@@ -42,7 +42,7 @@ def test_a_text_names_a_rule(text: str, rule: object) -> None:
 @pytest.mark.parametrize(
     ("text", "under", "problem"),
     [
-        ("bogus(0.1)", "bogus", "unknown name 'bogus'; known: contractive, econtrol, ef21"),
+        ("bogus(0.1)", "bogus", "unknown name 'bogus'; known: clag, contractive, econtrol, ef21"),
         ("ef21(topq(0.01))", "topq", "unknown name 'topq'; known: "),
         ("route({'*': ef21(topq(0.01))})", "topq", "unknown name 'topq'"),
         ("ef21(topk(2))", "topk", "topk ratio must lie in (0, 1], got 2: write 1 % as topk(0.01)"),

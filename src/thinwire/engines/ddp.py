@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.channel import Channel, Outgoing
 from thinwire.checkpoint import OnResize, save
 from thinwire.engines.agreement import agreement, load_together_
-from thinwire.engines.needs import check_need
+from thinwire.engines.needs import check_need, check_one_backward
 from thinwire.engines.second_moments import SecondMoments
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, NonFiniteGradient, ThinwireError
@@ -27,16 +27,6 @@ from thinwire.ledger import Ledger
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments
-
-
-BEYOND = {
-    Need.PREVIOUS: "a hook sees the one gradient of each backward pass. Simulate it (thinwire.Simulation), or attach "
-    "ef21sgdm, which has no noise floor either",
-    Need.FULL: "a hook sees the gradients of mini-batches only. Simulate it (thinwire.Simulation), or attach ef21sgdm",
-    Need.BROADCAST: "here every rank steps for itself and no model is sent. Attach the rule within it, or simulate it "
-    "(thinwire.Simulation)",
-}
-"""What no DDP hook can give, and why."""
 
 
 class Handle:
@@ -289,8 +279,7 @@ def _handle(
     check_need(channel, Need.STEP_SIZE, step_sizes is not None, "attach(ddp, rule, optimizer)")
     remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
     check_need(channel, Need.MOMENTS, moments is not None, remedy)
-    for need, reason in BEYOND.items():
-        check_need(channel, need, False, reason)
+    check_one_backward(channel)
     second = None if moments is None else SecondMoments(channel, moments, parameters)
     ledger = Ledger(group.size, every=ledger_every)
     return Handle(ddp, channel, group, step_sizes, second, scaler, nonfinite, ledger)

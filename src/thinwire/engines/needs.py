@@ -6,8 +6,23 @@ from thinwire.channel import Channel
 from thinwire.errors import AttachError
 from thinwire.feedback import Need
 
+BEYOND_ONE_BACKWARD = {
+    Need.PREVIOUS: "a step here has one backward pass, at the present point. Simulate it (thinwire.simulate), or use "
+    "ef21sgdm, which has no noise floor either",
+    Need.FULL: "a step here sees mini-batches only. Simulate it (thinwire.simulate), or use ef21sgdm",
+    Need.BROADCAST: "here every worker steps for itself and no model is sent. Use the rule within it, or simulate it "
+    "(thinwire.simulate)",
+}
+"""What training with one backward pass a step cannot give, and why."""
+
 
 def check_need(channel: Channel, need: Need, given: bool, remedy: str) -> None:
     """Refuse a rule that needs what is not given."""
     if need in channel.needs and not given:
         raise AttachError(f"{channel.rule} needs {need.value}: {remedy}")
+
+
+def check_one_backward(channel: Channel) -> None:
+    """Refuse a rule that needs more than one backward pass a step, at the model's own parameters, can give."""
+    for need, remedy in BEYOND_ONE_BACKWARD.items():
+        check_need(channel, need, False, remedy)

@@ -112,10 +112,10 @@ class Simulation:
         self._check_step_sizes(step_sizes)
         if moments is not None:
             self._check(moments, "second moment")
-            moments = self._needed(gradients, moments, Need.MOMENTS, "moment")
+            moments = self._needed(Need.MOMENTS, moments, gradients, "moment")
         if previous is not None:
             self._check(previous, "previous gradient")
-            previous = self._needed(gradients, previous, Need.PREVIOUS, "previous one")
+            previous = self._needed(Need.PREVIOUS, previous, gradients, "previous one")
         for channel in self.channels:
             channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
         result: dict[str, Tensor] = {}
@@ -143,15 +143,15 @@ class Simulation:
                     )
 
     def _needed(
-        self, gradients: Sequence[Gradients], more: Sequence[Mapping[str, Tensor]], need: Need, what: str
+        self, need: Need, given: Sequence[Mapping[str, Tensor]], gradients: Sequence[Gradients], what: str
     ) -> Sequence[Mapping[str, Tensor]] | None:
-        """What goes with the gradients of those parameters whose rule needs it, if any; one without it is refused."""
+        """What was given for those parameters whose rule needs it, if any; a gradient without it is refused."""
         needed = {name: rule for name, rule in self.channels[0].rules.items() if need in rule.needs}
-        for worker, (gradient, other) in enumerate(zip(gradients, more, strict=True)):
+        for worker, (gradient, own) in enumerate(zip(gradients, given, strict=True)):
             for name, rule in needed.items():
-                if gradient.get(name) is not None and other.get(name) is None:
+                if gradient.get(name) is not None and own.get(name) is None:
                     raise ConfigError(f"worker {worker} gives a gradient of {name!r} without the {what} {rule} needs")
-        return [{name: own[name] for name in needed if name in own} for own in more] if needed else None
+        return [{name: own[name] for name in needed if name in own} for own in given] if needed else None
 
     def _check_step_sizes(self, step_sizes: Mapping[str, float] | None) -> None:
         for name in self.parameters:
@@ -246,7 +246,7 @@ class Simulation:
     def _broadcast(self, rule: EF21P, name: str, point: Tensor) -> None:
         channel = self.channels[0]
         layout, untold = channel.layout([name]), channel.server.view(name, UNTOLD.name)
-        untold.copy_((self.parameters[name] - point).view(-1))
+        untold.copy_((self.parameters[name] - point).reshape(-1))
         rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
 
     def state_dict(self) -> dict[str, Any]:

@@ -141,11 +141,12 @@ class _Rounds(ABC):
 
     def gradients(self, step: int) -> tuple[Any, Any]:
         """Gradients at the workers' points, and those of the same samples at the points of the step before."""
-        points = self.engine.points
-        now = self._full(points) if self.engine.wants_full else self._at(points, step)
+        full, points = self.engine.wants_full, self.engine.points
+        now = self._full(points) if full else self._at(points, step)
         if Need.PREVIOUS not in self.engine.needs:
             return now, None
-        previous = now if self._before is None else self._at(self._before, step)
+        before = self._before or points
+        previous = self._full(before) if full else self._at(before, step)
         self._before = {name: point.clone() for name, point in points.items()}
         return now, previous
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import thinwire
+from thinwire.engines.needs import check_one_backward
 from thinwire.experiments.backward import ByName, GraphedBackward, PlainBackward, needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
@@ -38,9 +39,11 @@ class SimulatedRun(Run):
         self._workers = self._employ(rule is not None and needs_moments(rule, self.model))
 
     def _simulate(self, rule: Rule) -> thinwire.Simulation:
-        return thinwire.Simulation(
+        simulation = thinwire.Simulation(
             self.parameters, rule, self.config.workers, optimizer=self.optimizer, seed=self.config.seed
         )
+        check_one_backward(simulation.channels[0])
+        return simulation
 
     def _employ(self, moments: bool) -> Workers:
         """The workers, whose pass is a CUDA graph where there is a GPU."""

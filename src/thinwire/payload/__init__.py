@@ -59,7 +59,7 @@ def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> 
     if isinstance(payloads, Stack):
         return payloads.add_to(out, alpha)
     payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
-    if all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
+    if payloads and all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
         sparse = cast(Sequence[Sparse], payloads)
         return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)
     for payload in payloads:

@@ -27,8 +27,6 @@ def fields(layout: str, *values: Any) -> bytes:
 
 def raw(values: Tensor) -> Tensor:
     """A tensor's own bytes."""
-    if not values.numel():  # torch cannot view nothing with a stride of 0 as another type
-        return values.new_empty(0, dtype=torch.uint8)
     return values.contiguous().view(torch.uint8)
 
 

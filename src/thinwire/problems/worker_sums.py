@@ -9,7 +9,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from thinwire.extras import require
 from thinwire.ops import row_products, row_sums
@@ -88,6 +87,7 @@ class SparseSums(WorkerSums):
 
     def __init__(self, rows: Any, offsets: Offsets) -> None:
         super().__init__(rows, offsets)
+        self._csr = [torch.from_numpy(part) for part in (rows.indptr, rows.indices, rows.data)]
         count, d = rows.shape
         of_entry = np.repeat(np.arange(count), np.diff(rows.indptr))
         of_row = np.repeat(np.arange(self.workers), self.offsets[1:] - self.offsets[:-1])
@@ -116,7 +116,7 @@ class SparseSums(WorkerSums):
         return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=shape)
 
     def products(self, x: Vector) -> Vector:
-        found: Vector = row_products(*self._csr, torch.from_numpy(x)).numpy()
+        found: Vector = row_products(*self._csr, x=torch.from_numpy(x)).numpy()
         return found
 
     def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
@@ -124,10 +124,3 @@ class SparseSums(WorkerSums):
         for first in range(0, self.workers, at_once):
             own = offsets[first : first + at_once + 1]
             yield first, row_sums(*self._csr, slopes, own, self.rows.shape[1]).numpy()
-
-    @cached_property
-    def _csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Pointers, columns and values, as views of the rows."""
-        arrays = (self.rows.indptr, self.rows.indices, self.rows.data)
-        pointers, columns, values = (torch.from_numpy(array) for array in arrays)
-        return pointers, columns, values
