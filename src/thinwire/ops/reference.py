@@ -432,12 +432,21 @@ def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -
     return out.index_add_(0, _owners(pointers), products)
 
 
-def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
+def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
     """The weighted rows of each group added up in their order, dense."""
-    out = torch.zeros((offsets.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
-    groups = _owners(offsets)[_owners(pointers)]
-    out.index_add_(0, groups * width + columns, values * weights[_owners(pointers)])
+    out = torch.zeros((ends.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
+    part = slice(int(ends[0]), int(ends[-1]))
+    values = values if values.numel() == 1 else values[part]
+    out.index_add_(0, _owners(ends) * width + columns[part], values * weights[owners[part].long()])
     return out.view(-1, width)
+
+
+def joint_row_sum(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
+) -> Tensor:
+    """The sum of all weighted rows, in their order."""
+    out = torch.zeros(width, dtype=weights.dtype, device=weights.device)
+    return out.index_add_(0, columns.long(), values * weights[_owners(pointers)])
 
 
 def _owners(pointers: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from thinwire.layout import Layout
@@ -84,5 +84,5 @@ def _part(joint: Payload, row: int, layout: Layout) -> Payload:
 def _entries(joint: Sparse | Masked, row: int, layout: Layout) -> tuple[Tensor, Tensor]:
     """The row-th worker's positions and values."""
     start = row * layout.numel
-    first, last = torch.searchsorted(joint.positions, torch.tensor([start, start + layout.numel])).tolist()
+    first, last = np.searchsorted(joint.positions.numpy(), (start, start + layout.numel))
     return joint.positions[first:last] - start, joint.values[first:last]

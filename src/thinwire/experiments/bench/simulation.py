@@ -1,0 +1,109 @@
+"""How fast n workers are simulated: beside a plain numpy loop, and as n grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from thinwire import EF21, TopK, simulate
+from thinwire.engines.trajectory import Instant
+from thinwire.experiments.bench.plain_numpy import dense_shards, ef21
+from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression
+from thinwire.theory import ef21_nonconvex_step, markov
+
+STRENGTH = 0.1
+FACTOR = 64
+"""Steps of 64 times theory's, the tuned ones of EF21 on w8a (the paper's figure 1)."""
+SHORTEST = 20
+"""Rounds of the numpy loop at least; it takes up to 40 ms a round."""
+
+
+@dataclass(frozen=True)
+class SimulationRow:
+    """EF21 with top-1 on one data set and a number of workers."""
+
+    dataset: str
+    samples: int
+    d: int
+    entries: int
+    workers: int
+    rounds: int
+    ours_s: float
+    numpy_s: float | None
+    """None where only ours was run."""
+    apart: float | None
+    """The largest difference of the last points, over the largest coordinate."""
+    worker_bytes: float
+    """What the simulation holds for each worker: state and gradient, and its share of the data."""
+
+    @property
+    def ours_ms(self) -> float:
+        """A round."""
+        return 1e3 * self.ours_s / self.rounds
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.numpy_s is None else self.numpy_s / self.ours_s
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self) | {"ours_ms": self.ours_ms, "speedup": self.speedup}
+
+
+def bench_simulation(
+    datasets: Sequence[Dataset], workers: int, growth: Sequence[int], rounds: int
+) -> Iterator[SimulationRow]:
+    """Each data set beside numpy with so many workers, then ours alone with each number of workers in `growth`."""
+    for dataset in datasets:
+        yield _row(dataset, workers, rounds, against=True)
+        for n in growth:
+            if n <= len(dataset) and n != workers:
+                yield _row(dataset, n, max(SHORTEST, rounds // 10), against=False)
+
+
+def _row(dataset: Dataset, workers: int, rounds: int, *, against: bool) -> SimulationRow:
+    problem = logistic_regression(dataset, file_order(len(dataset), workers), STRENGTH)
+    step = _step(problem, dataset)
+    _ours(problem, step, 3)  # compiles the kernels
+    ours_s, x = _ours(problem, step, rounds)
+    numpy_s = apart = None
+    if against:
+        numpy_s, other = _numpy(problem, step, rounds)
+        apart = float(np.abs(x - other).max() / np.abs(other).max())
+    held = 8 * problem.d * 2 + problem.nbytes / workers
+    entries = int(problem.rows.size if isinstance(problem.rows, np.ndarray) else problem.rows.nnz)
+    return SimulationRow(dataset.name, len(dataset), problem.d, entries, workers, rounds, ours_s, numpy_s, apart, held)
+
+
+def _step(problem: FiniteSum, dataset: Dataset) -> float:
+    """FACTOR times theory's step for 20 workers, whatever their number: it is the time that is compared."""
+    twenty = logistic_regression(dataset, file_order(len(dataset), min(20, len(dataset))), STRENGTH).smoothness()
+    return FACTOR * ef21_nonconvex_step(twenty.pooled, twenty.quadratic_mean, markov(1 / problem.d))
+
+
+def _ours(problem: FiniteSum, step: float, rounds: int) -> tuple[float, Any]:
+    norms: list[float] = []
+
+    def watch(now: Instant) -> bool:
+        norms.append(float(now.gradients["x"].mean(0).square().sum()))
+        return False
+
+    start = time.perf_counter()
+    run = simulate(problem, EF21(TopK(count=1)), steps=rounds, step_size=step, watch=watch)
+    return time.perf_counter() - start, run.x["x"].numpy()
+
+
+def _numpy(problem: FiniteSum, step: float, rounds: int) -> tuple[float, Any]:
+    shards = dense_shards(problem)
+    start = time.perf_counter()
+    x, _ = ef21(shards, problem.x0, STRENGTH, 1, step, rounds)
+    return time.perf_counter() - start, x
+
+
+def threads() -> int:
+    """Of torch; numpy's BLAS takes as many unless the environment says otherwise."""
+    return torch.get_num_threads()
