@@ -75,7 +75,7 @@ class FiniteSum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, all workers together: 8 a number of dense rows, at most 32 an entry of CSR rows, and 20 a row.
+        """Bytes held, all workers together: 8 a number of dense rows, at most 36 an entry of CSR rows, and 20 a row.
 
         A worker as such adds 20: its offset, its size, and the pointer to its sums.
         """

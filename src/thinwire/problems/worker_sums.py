@@ -83,7 +83,7 @@ class SparseSums(WorkerSums):
     """Of a CSR matrix: one product with a matrix that has a row for every (worker, coordinate) pair in the data.
 
     There are P ≤ min(nnz, nd) such pairs, and its nnz entries are those of the rows in another order: it takes
-    12 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
+    16 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
     """
 
     def __init__(self, rows: Any, offsets: Offsets) -> None:
