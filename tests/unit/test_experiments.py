@@ -53,7 +53,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"lr": 0.0}, "lr must be a finite number above 0, got 0.0; try 0.5"),
         ({"lr": float("nan")}, "lr must be a finite number above 0, got nan"),
         ({"engine": "mpi"}, "engine must be one of ddp, sim, got 'mpi'"),
-        ({"optimizer": "lion"}, "optimizer must be one of sgd, momentum, adam, got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, momentum, adam, adamw, got 'lion'"),
         ({"schedule": "up"}, "schedule must be one of constant, cosine, halving, decay, got 'up'"),
         ({"device": "tpu"}, "device must be one of cpu, cuda, got 'tpu'"),
         ({"device": "cuda", "engine": "ddp"}, "real processes train on the CPU here, got device cuda"),
@@ -350,3 +350,13 @@ def told(run: RunRecord, metric: float, seconds: float) -> RunRecord:
     """The run with other figures at its end, as if real processes had made it."""
     end = {**run.end, "seconds": seconds, "values": {"accuracy": metric}}
     return dataclasses.replace(run, end=end, config=dataclasses.replace(run.config, engine="ddp"))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weight_decay_moves_parameters_without_a_gradient_of_their_own(name: str) -> None:
+    """It is the optimizer's, so that it neither travels nor waits in a memory. Adam scales it to a whole step."""
+    x = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = OPTIMIZERS[name]([x], 0.125, 0.5)
+    x.grad = torch.zeros(1)
+    optimizer.step()
+    assert float(x.detach()) == pytest.approx(2 - (0.125 if name == "adam" else 0.125 * 0.5 * 2))

@@ -12,6 +12,7 @@ import pytest
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
 from thinwire.experiments import RunRecord, read_records, train
+from thinwire.experiments.numbers import show_metric, show_ratio
 from thinwire.experiments.resume import finished_runs
 from thinwire.experiments.summary import summarise
 from thinwire.experiments.vgc.paper import TABLE, paper_row
@@ -43,7 +44,7 @@ def test_the_default_runs_are_the_papers_table() -> None:
 
 
 def test_a_setting_that_the_paper_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="adam and momentum, got 'sgd'"):
+    with pytest.raises(ConfigError, match="one of adam, momentum, adamw, got 'sgd'"):
         vgc_configs(SMALL, "sgd")
     with pytest.raises(ConfigError, match="epochs must be at least 1, got 0"):
         vgc_configs(SMALL, "adam", epochs=0)
@@ -177,3 +178,17 @@ def test_an_interruption_keeps_what_was_done(
     assert "VGC α = 1.5" in shown.out
     assert "--resume --out r.jsonl" in shown.err
     assert len(read_records([Path("r.jsonl")])) == 2
+
+
+# -------------------------------------------------------------------------------------------------- what was found
+
+
+def test_the_documented_table_is_that_of_its_record() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "reproduce.md").read_text()
+    found = results(summarise(read_records([docs / "records" / "vgc-cifar10-adam.jsonl"])))
+    assert len(found) == 7
+    for one in found:
+        ratios = (one.row.ratio_elements, one.row.ratio_message, one.row.ratio_effective)
+        cells = [one.label, show_metric(one.row), *(show_ratio(ratio) for ratio in ratios)]
+        assert f"| {' | '.join(cells)} |" in page

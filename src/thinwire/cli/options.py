@@ -26,7 +26,7 @@ Batch = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option("--optimizer", help="sgd, momentum or adam (default: the task's).", show_default=False),
+    typer.Option("--optimizer", help="sgd, momentum, adam or adamw (default: the task's).", show_default=False),
 ]
 Schedule = Annotated[
     str | None,

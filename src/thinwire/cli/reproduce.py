@@ -35,7 +35,9 @@ def _group() -> None:
 @reproduce.command("vgc")
 def vgc(
     context: typer.Context,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adam or momentum: the halves of the table.")] = "adam",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="adam or momentum, the halves of the table, or adamw.")
+    ] = "adam",
     methods: Annotated[
         str | None,
         typer.Option("--methods", help="Methods, with commas between (default: the paper's).", show_default=False),

@@ -41,7 +41,7 @@ class Problem(Protocol):
 
 
 @runtime_checkable
-class FiniteSum(Protocol):
+class FullGradients(Protocol):
     """A problem that can give gradients of all samples as well."""
 
     def full_gradient(self, worker: int, x: Points) -> Gradients:
@@ -203,7 +203,7 @@ class _OneByOne(_Rounds):
     def __init__(self, problem: Any, engine: Simulation) -> None:
         super().__init__(problem, engine)
         remedy = "give the problem a method full_gradient(worker, x)"
-        check_need(engine.channels[0], Need.FULL, isinstance(problem, FiniteSum), remedy)
+        check_need(engine.channels[0], Need.FULL, isinstance(problem, FullGradients), remedy)
 
     def _at(self, points: Points, step: int) -> list[Gradients]:
         return [self.problem.gradient(worker, points, step) for worker in range(self.problem.workers)]

@@ -15,8 +15,10 @@ OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {
     "sgd": lambda parameters, lr, decay: torch.optim.SGD(parameters, lr=lr, weight_decay=decay),
     "momentum": lambda parameters, lr, decay: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=decay),
     "adam": lambda parameters, lr, decay: torch.optim.Adam(parameters, lr=lr, weight_decay=decay),
+    "adamw": lambda parameters, lr, decay: torch.optim.AdamW(parameters, lr=lr, weight_decay=decay),
 }
-"""From parameters, learning rate and weight decay, which is added to the exchanged gradient and so never travels."""
+"""From parameters, learning rate and weight decay. It is added to the exchanged gradient (AdamW: taken off the
+parameters), and so never travels."""
 
 FLOOR = 0.01
 """Where the cosine ends, as a share of the first learning rate; never 0, since memory is kept in units of lr."""

@@ -21,6 +21,7 @@ class Workers:
     def __init__(self, model: nn.Module, backward: Backward, workers: int, seed: int) -> None:
         self._backward, self._seed = backward, seed
         self._devices = [p.device for p in model.parameters() if p.is_cuda][:1]
+        self._generators = [torch.default_generator, *(torch.cuda.default_generators[d.index] for d in self._devices)]
         self._statistics = WorkerStatistics(model, workers)
 
     def compute(self, step: int, batches: Sequence[Batch]) -> list[Computed]:
@@ -30,7 +31,8 @@ class Workers:
 
     def _one(self, step: int, worker: int, batch: Batch) -> Computed:
         self._statistics.load_(worker)
-        torch.manual_seed(dropout_seed(self._seed, step, worker))
+        for generator in self._generators:  # torch.manual_seed queues a call for every kind of device
+            generator.manual_seed(dropout_seed(self._seed, step, worker))
         computed = self._backward(worker, batch)
         self._statistics.save_(worker)
         return computed

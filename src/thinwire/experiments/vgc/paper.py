@@ -45,7 +45,7 @@ class PaperRow:
         return canonical_method(self.text)
 
     def printed(self, optimizer: str) -> Printed:
-        return self.adam if optimizer == "adam" else self.momentum
+        return self.momentum if optimizer == "momentum" else self.adam
 
 
 def _sure(accuracy: float, ratio: float) -> Printed:
