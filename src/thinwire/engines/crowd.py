@@ -177,13 +177,11 @@ class Crowd:
 
     def _traffic(self, stack: Stack) -> Traffic:
         """By the real messages; one stands for all where all have one size, and is packed once for each count."""
-        first = stack[0]
-        fixed = first.fixed and not self.rule.varies
-        if not fixed:
+        if self.rule.varies or not stack.joint.fixed:
             return self._loopback.cost([_message_size(payload) for payload in stack], fixed=False)
-        shape = _shape(first)
+        shape = _shape(stack.joint)
         if shape not in self._sizes:
-            self._sizes[shape] = _message_size(first)
+            self._sizes[shape] = _message_size(stack[0])
         return self._loopback.cost([self._sizes[shape]], fixed=True)
 
     def _norms(self, everyone: Signal) -> dict[str, Norms]:

@@ -103,7 +103,8 @@ class FiniteSum:
     def weights(self, x: Vector) -> Vector:
         """ℓ′(⟨a, x⟩, y)/Nᵢ of every row: the gradients without r are its sums with the rows."""
         slopes: Vector = self.sample_loss.derivative(self.predictions(x), self.targets)
-        return slopes * self._shares
+        slopes *= self._shares
+        return slopes
 
     def data_gradients(self, x: Vector) -> Any:
         """∇fᵢ(x) − ∇r(x) of every worker, an n × d matrix stored as the rows are: CSR, or dense."""

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from thinwire import EF21, TopK, simulate
 from thinwire.engines.trajectory import Instant
 from thinwire.experiments.bench.plain_numpy import dense_shards, ef21
+from thinwire.extras import require
 from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression
 from thinwire.theory import ef21_nonconvex_step, markov
 
@@ -55,14 +55,16 @@ class SimulationRow:
 
 
 def bench_simulation(
-    datasets: Sequence[Dataset], workers: int, growth: Sequence[int], rounds: int
+    datasets: Sequence[Dataset], workers: int, growth: Sequence[int], rounds: int, threads: int = 1
 ) -> Iterator[SimulationRow]:
     """Each data set beside numpy with so many workers, then ours alone with each number of workers in `growth`."""
+    limits = require("threadpoolctl", "tasks", "numpy's threads").threadpool_limits
     for dataset in datasets:
-        yield _row(dataset, workers, rounds, against=True)
-        for n in growth:
-            if n <= len(dataset) and n != workers:
-                yield _row(dataset, n, max(SHORTEST, rounds // 10), against=False)
+        with limits(threads):
+            yield _row(dataset, min(workers, len(dataset)), rounds, against=True)
+            for n in growth:
+                if n <= len(dataset) and n != workers:
+                    yield _row(dataset, n, max(SHORTEST, rounds // 10), against=False)
 
 
 def _row(dataset: Dataset, workers: int, rounds: int, *, against: bool) -> SimulationRow:
@@ -89,7 +91,8 @@ def _ours(problem: FiniteSum, step: float, rounds: int) -> tuple[float, Any]:
     norms: list[float] = []
 
     def watch(now: Instant) -> bool:
-        norms.append(float(now.gradients["x"].mean(0).square().sum()))
+        mean = now.gradients["x"].numpy().mean(0)
+        norms.append(float(mean @ mean))
         return False
 
     start = time.perf_counter()
@@ -102,8 +105,3 @@ def _numpy(problem: FiniteSum, step: float, rounds: int) -> tuple[float, Any]:
     start = time.perf_counter()
     x, _ = ef21(shards, problem.x0, STRENGTH, 1, step, rounds)
     return time.perf_counter() - start, x
-
-
-def threads() -> int:
-    """Of torch; numpy's BLAS takes as many unless the environment says otherwise."""
-    return torch.get_num_threads()

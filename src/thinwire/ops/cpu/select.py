@@ -340,6 +340,8 @@ class _Selection:
     def _shared(self) -> list[int]:
         """The pieces that are cut by the end of a thread's share."""
         cuts = bounds(self.a.size)[1:-1]
+        if not cuts:
+            return []
         owners = np.searchsorted(self.pieces.stops, cuts, side="right")
         return sorted({int(p) for p, cut in zip(owners, cuts, strict=True) if self.pieces.starts[p] < cut})
 
@@ -351,7 +353,7 @@ class _Selection:
 
     def _sweep(self, share: int, begin: int, end: int) -> tuple[Any, Any, Any, Any]:
         pieces = self.pieces
-        room = min(4 * int(pieces.counts.sum()) + 4096, end - begin + 64)
+        room = min(4 * self.places.size + 4096, end - begin + 64)
         places, entries = np.empty(room, np.int64), np.empty(room, self.a.dtype)
         before = np.empty(room if is_difference(self.kind) else 0, self.a.dtype)
         kept = np.zeros(pieces.starts.size, np.int64)
