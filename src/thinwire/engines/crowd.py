@@ -176,13 +176,22 @@ class Crowd:
         self.ledger.add(self._traffic(stack), self.layout.numel, norms, mean)
 
     def _traffic(self, stack: Stack) -> Traffic:
-        """By the real messages; one stands for all where all have one size, and is packed once for each count."""
-        if self.rule.varies or not stack.joint.fixed:
+        """By the real messages. Where those who send send messages of one size, one stands for all of them."""
+        if not stack.joint.fixed:
             return self._loopback.cost([_message_size(payload) for payload in stack], fixed=False)
-        shape = _shape(stack.joint)
+        ranks = stack.ranks
+        longest = self._size(stack, ranks[0]) if ranks else 0
+        if len(ranks) == self.workers:
+            return self._loopback.cost([longest], fixed=not self.rule.varies)
+        empty = _message_size(Empty())
+        return self._loopback.cost([longest if ranks and ranks[0] == 0 else empty, longest, empty], fixed=False)
+
+    def _size(self, stack: Stack, rank: int) -> int:
+        """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""
+        shape = (len(stack.ranks), *_shape(stack.joint))
         if shape not in self._sizes:
-            self._sizes[shape] = _message_size(stack[0])
-        return self._loopback.cost([self._sizes[shape]], fixed=True)
+            self._sizes[shape] = _message_size(stack[rank])
+        return self._sizes[shape]
 
     def _norms(self, everyone: Signal) -> dict[str, Norms]:
         """Squared norms of worker 0's gradient and of what it has not said."""
