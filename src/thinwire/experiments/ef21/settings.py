@@ -139,7 +139,7 @@ def stochastic(dataset: str, rounds: int) -> Iterator[Setting]:
         ("EF21-SGD2M η=0.1", "ef21sgd2m(topk(count=1), eta=0.1)"),
         ("EF21-PAGE", f"ef21page(topk(count=1), {batch / (1 + batch):.6f})"),
     ):
-        yield Setting("stochastic", dataset, f"{label}, 8×", rule, 8, 1, min(rounds, 3000), batch=batch)
+        yield Setting("stochastic", dataset, f"{label}, 32×", rule, 32, 1, min(rounds, 3000), batch=batch)
 
 
 FIGURES: dict[str, Callable[[str, int], Iterator[Setting]]] = {
