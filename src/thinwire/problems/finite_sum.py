@@ -77,7 +77,7 @@ class FiniteSum:
     def nbytes(self) -> int:
         """Bytes held, all workers together: 8 a number of dense rows, at most 36 an entry of CSR rows, and 20 a row.
 
-        A worker as such adds 20: its offset, its size, and the pointer to its sums.
+        A worker as such adds 24: its offset, its size, and the pointers to its entries and sums.
         """
         rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.data
         structure = () if isinstance(self.rows, np.ndarray) else (self.rows.indices, self.rows.indptr)

@@ -98,6 +98,7 @@ class SparseSums(WorkerSums):
         self._gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(gather, shape=(len(distinct), count))
         self._by_pair, self._by_row = _csr(self._gather), _csr(rows)
         self._owners = torch.from_numpy(of_entry.astype(np.int32))
+        self._ends = torch.from_numpy(rows.indptr[self.offsets])
         self.columns: NDArray[np.int32] = (distinct % d).astype(np.int32)
         """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
         self.pointers: NDArray[np.int32] = np.searchsorted(distinct, np.arange(self.workers + 1) * d).astype(np.int32)
@@ -109,7 +110,7 @@ class SparseSums(WorkerSums):
     @property
     def nbytes(self) -> int:
         gather = (self._gather.data, self._gather.indices, self._gather.indptr)
-        return sum(int(array.nbytes) for array in (*gather, self._owners, self.columns, self.pointers))
+        return sum(int(array.nbytes) for array in (*gather, self._owners, self._ends, self.columns, self.pointers))
 
     def values(self, weights: Vector) -> Vector:
         """The sum of each pair: what the CSR matrix of `all` stores."""
@@ -131,10 +132,9 @@ class SparseSums(WorkerSums):
         return _array(found)
 
     def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        slopes, (pointers, columns, values) = torch.from_numpy(weights), self._by_row
-        ends = pointers[torch.from_numpy(self.offsets)]
+        slopes, (_, columns, values) = torch.from_numpy(weights), self._by_row
         for first in range(0, self.workers, at_once):
-            own = ends[first : first + at_once + 1]
+            own = self._ends[first : first + at_once + 1]
             yield first, _array(row_sums(own, columns, self._owners, values, slopes, self.rows.shape[1]))
 
 

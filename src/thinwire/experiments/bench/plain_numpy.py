@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,12 @@ def top_k(v: Vector, k: int) -> Vector:
     return kept
 
 
-def ef21(shards: Shards, x: Vector, strength: float, k: int, step: float, rounds: int) -> tuple[Vector, Vector]:
-    """The last point after so many rounds, and ‖∇f‖² in each: algorithm 2 with g_i = ∇f_i(x⁰) at the start."""
-    norms = np.empty(rounds)
-    locals_ = np.stack([gradient(A, y, x, strength) for A, y in shards])
-    norms[0] = np.square(locals_.mean(0)).sum()
-    for t in range(1, rounds):
+def ef21(shards: Shards, x: Vector, strength: float, k: int, step: float) -> Iterator[tuple[Vector, float]]:
+    """Each point and ‖∇f‖² there, without end: algorithm 2 with g_i = ∇f_i(x⁰) at the start."""
+    gradients = np.stack([gradient(A, y, x, strength) for A, y in shards])
+    locals_ = gradients.copy()
+    while True:
+        yield x, float(np.square(gradients.mean(0)).sum())
         x = x - step * locals_.mean(0)
         gradients = np.stack([gradient(A, y, x, strength) for A, y in shards])
-        norms[t] = np.square(gradients.mean(0)).sum()
         locals_ += np.stack([top_k(each - local, k) for each, local in zip(gradients, locals_, strict=True)])
-    return x - step * locals_.mean(0), norms
