@@ -17,7 +17,7 @@ from thinwire.errors import NonFiniteGradient, WireError
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
-from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
+from thinwire.payload import Empty, LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
 from thinwire.payload.envelope import FINITE, VERSION, fields_of, open_rest, open_version, seal
 from thinwire.payload.message import Chunk, fields, size
 from thinwire.store import ParameterInfo, Store
@@ -217,6 +217,8 @@ class Channel:
     def _send_part(self, part: Part, signal: Signal) -> Payload:
         self.worker.remember(part.layout)
         self._sent.append(part)
+        if not part.first and not part.rule.takes_part(self._key()):
+            return Empty()
         return part.rule.send(signal, part.layout, self.worker.bind(part.layout), self._key())
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:

@@ -46,8 +46,11 @@ class Loopback:
 
     def gather(self, messages: Sequence[Tensor], *, fixed: bool) -> tuple[list[Tensor], Traffic]:
         """All messages in rank order, and what the exchange would cost worker 0."""
-        longest = max(message.numel() for message in messages)
-        return list(messages), _traffic(messages[0].numel(), longest, self._workers, not fixed)
+        return list(messages), self.cost([message.numel() for message in messages], fixed=fixed)
+
+    def cost(self, sizes: Sequence[int], *, fixed: bool) -> Traffic:
+        """What worker 0 would pay to exchange messages of these sizes, of which its own is the first."""
+        return _traffic(sizes[0], max(sizes), self._workers, not fixed)
 
 
 @dataclass(frozen=True)

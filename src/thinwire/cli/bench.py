@@ -1,4 +1,4 @@
-"""`thinwire bench`: the speed of the kernels and the size of the wire format, beside peers and the floor."""
+"""`thinwire bench`: the speed of kernels and simulation, and the size of the wire format, beside peers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from rich.progress import track
 
 from thinwire.cli.console import console, say
 from thinwire.cli.kernel_table import floor_line, kernel_table, machine
-from thinwire.cli.options import decimals
+from thinwire.cli.options import Page, decimals, integers
+from thinwire.cli.simulation_table import growth_page, simulation_table
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
 from thinwire.experiments.bench.kernels import KernelRow, bench_kernels
 from thinwire.experiments.bench.operations import OPERATIONS
+from thinwire.experiments.bench.simulation import SimulationRow, bench_simulation
 from thinwire.experiments.bench.wire import WireRow, bench_wire, better_than_ours
+from thinwire.problems import load_dataset
+from thinwire.problems.datasets import BREAST_CANCER
+from thinwire.report.template import check_report_packages
 
-Row = TypeVar("Row", KernelRow, WireRow)
-bench = typer.Typer(no_args_is_help=True, help="Measure kernels and wire format on this machine.")
+Row = TypeVar("Row", KernelRow, WireRow, SimulationRow)
+bench = typer.Typer(no_args_is_help=True, help="Measure kernels, wire format and simulation on this machine.")
 
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
 KernelNumel = Annotated[
@@ -94,6 +99,47 @@ def wire(
     for row in rows:
         better = ", ".join(better_than_ours(row)) or "none"
         say(console(), f"smaller than thinwire's positions at {row.density:g}: {better}")
+
+
+@bench.command("simulate")
+def simulation(
+    dataset: Annotated[str, typer.Option("--dataset", help="Data sets, with commas between.")] = BREAST_CANCER,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Workers beside the numpy loop.")] = 20,
+    growth: Annotated[
+        str, typer.Option("--growth", help="Numbers of workers that ours alone is timed with; empty for none.")
+    ] = "100,1000,10000",
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds beside numpy; a tenth as workers grow.")] = 3000,
+    threads: Annotated[int, typer.Option("--threads", help="Threads of both sides.")] = 1,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    page: Page = None,
+) -> None:
+    """Time EF21 with top-1 on logistic regression beside a plain numpy loop, then with more and more workers.
+
+    The numpy loop has dense matrices, as the authors' scripts. Both sides run in float64 from the same point with the
+    same steps; the table says how far apart they end.
+
+    **Example**
+
+      thinwire bench simulate --dataset a9a,w8a --data ~/libsvm --page simulate.html
+    """
+    if rounds < 1 or workers < 1 or threads < 1:
+        raise ConfigError(f"rounds, workers and threads must be at least 1, got {rounds}, {workers} and {threads}")
+    if page is not None:
+        check_report_packages()
+    torch.set_num_threads(threads)
+    loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]
+    more = integers(growth, "--growth") if growth else []
+    rows = list(_rows(bench_simulation(loaded, workers, more, rounds, threads), as_json))
+    if page is not None:
+        growth_page(rows, page)
+    if as_json:
+        return
+    say(console(), f"EF21, top-1, float64, {threads} threads; {machine('cpu')}")
+    console().print(simulation_table(rows))
 
 
 def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> tuple[int, list[float], int]:

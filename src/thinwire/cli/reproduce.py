@@ -13,6 +13,7 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import INTERRUPTED, console, say
 from thinwire.cli.progress import progress
+from thinwire.cli.reproduce_ef21 import ef21
 from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import RunConfig
@@ -30,6 +31,9 @@ reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment 
 @reproduce.callback()
 def _group() -> None:
     """Repeat a paper's experiment and set it beside the paper's figures."""
+
+
+reproduce.command("ef21")(ef21)
 
 
 @reproduce.command("vgc")

@@ -41,6 +41,12 @@ class Compressor(Named, ABC):
         payload.add_to(local)
         return payload
 
+    @property
+    def apart(self) -> bool:
+        """Whether each piece is compressed by itself, by its own index's key, into a message that can be cut up again:
+        many workers' vectors are then compressed in one call, as pieces of one buffer (see `payload.Stack`)."""
+        return False
+
     @abstractmethod
     def delta(self, numel: int) -> float:
         """The claimed contraction for a piece of `numel` numbers, at its least over all steps."""

@@ -18,6 +18,7 @@ class Identity(Unbiased):
     """C(x) = x; delta = 1, omega = 0."""
 
     name: ClassVar[str] = "identity"
+    apart: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Dense:
         return Dense(x.clone())

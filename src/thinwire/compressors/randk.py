@@ -32,6 +32,7 @@ class RandK(Compressor):
     shared: bool = False
     values: str = "full"
     name: ClassVar[str] = "randk"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.name, self.ratio, self.count, least_count=0)

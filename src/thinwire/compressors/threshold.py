@@ -43,6 +43,7 @@ class HardThreshold(Compressor):
     tau: Number
     values: str = "full"
     name: ClassVar[str] = "threshold"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tau(self.name, self.tau)
@@ -79,6 +80,7 @@ class Strom(Compressor):
 
     tau: Number
     name: ClassVar[str] = "strom"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tau(self.name, self.tau)

@@ -75,6 +75,10 @@ class TopK(Compressor):
     def _counts(self, scope: Layout, key: Key) -> Sequence[int]:
         return kept_of(scope, None if self.ratio is None else at(self.ratio, key.step), self.count)
 
+    @property
+    def apart(self) -> bool:
+        return self.per == "parameter"
+
     def delta(self, numel: int) -> float:
         if numel == 0:
             return 1.0

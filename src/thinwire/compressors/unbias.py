@@ -40,5 +40,9 @@ class Unbias(Unbiased):
             view.mul_(1.0 + self.omega(piece.numel))
         return self.compressor(scaled, layout, key)
 
+    @property
+    def apart(self) -> bool:
+        return self.compressor.apart
+
     def omega(self, numel: int) -> float:
         return 1.0 / self.compressor.delta(numel) - 1.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from thinwire.feedback.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
-from thinwire.updates import Descent, Update
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -272,103 +270,3 @@ def _by_type(parameters: Mapping[str, Tensor]) -> list[list[str]]:
     for name, parameter in parameters.items():
         groups.setdefault((parameter.dtype, parameter.device), []).append(name)
     return list(groups.values())
-
-
-class Problem(Protocol):
-    """n functions whose mean is to be minimised."""
-
-    workers: int
-
-    def start(self) -> Mapping[str, Tensor]:
-        """The point to start from."""
-
-    def gradient(self, worker: int, x: Mapping[str, Tensor], step: int) -> Gradients:
-        """One worker's gradient at x, on the samples that are its own at this step."""
-
-    def loss(self, x: Mapping[str, Tensor]) -> float:
-        """The mean of all functions at x."""
-
-
-@runtime_checkable
-class FullGradients(Protocol):
-    """A problem that can give gradients of all samples as well."""
-
-    def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> Gradients:
-        """One worker's gradient at x, on all of its samples."""
-
-
-@dataclass
-class Trajectory:
-    """What a simulated run did: the last point, the losses, and the ledger of one worker's bytes."""
-
-    x: dict[str, Tensor]
-    ledger: Ledger
-    losses: list[float] = field(default_factory=list)
-    sent_bytes: list[float] = field(default_factory=list)
-
-
-def simulate(
-    problem: Problem,
-    rule: Rule,
-    *,
-    steps: int,
-    step_size: float | Callable[[int], float],
-    update: Update | None = None,
-    seed: int = 0,
-    every: int = 1,
-) -> Trajectory:
-    """Run x <- x - s_t * exchange(gradients at x) for `steps` steps; the loss is noted every `every` steps and last.
-
-    `update` is another way to step, such as `Proximal(L1(0.1))`. Workers take gradients where they believe x to be.
-    """
-    if steps < 0 or every < 1:
-        raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")
-    update = update or Descent()
-    x = {name: tensor.detach().clone() for name, tensor in problem.start().items()}
-    simulation = Simulation(x, rule, problem.workers, seed=seed)
-    gradients = _Gradients(problem, simulation)
-    run = Trajectory(x, simulation.ledger)
-    for step in _watched(run, problem, steps, every):
-        size = step_size(step) if callable(step_size) else step_size
-        now, previous = gradients.at(step)
-        result = simulation.exchange(now, dict.fromkeys(x, size), previous=previous)
-        with simulation.moving():
-            update(x, result, size)
-    return run
-
-
-class _Gradients:
-    """The workers' gradients in each round, of the kinds that the rule needs."""
-
-    def __init__(self, problem: Problem, simulation: Simulation) -> None:
-        self._problem, self._simulation = problem, simulation
-        self._before: dict[str, Tensor] | None = None
-        given = isinstance(problem, FullGradients)
-        remedy = "give the problem a method full_gradient(worker, x)"
-        check_need(simulation.channels[0], Need.FULL, given, remedy)
-
-    def at(self, step: int) -> tuple[list[Gradients], list[Gradients] | None]:
-        """Gradients at the workers' points, and those of the same samples at the points of the step before."""
-        full, points = self._simulation.wants_full, self._simulation.points
-        now = self._all(points, step, full)
-        if Need.PREVIOUS not in self._simulation.needs:
-            return now, None
-        previous = now if self._before is None else self._all(self._before, step, full)
-        self._before = {name: point.clone() for name, point in points.items()}
-        return now, previous
-
-    def _all(self, points: Mapping[str, Tensor], step: int, full: bool) -> list[Gradients]:
-        workers = range(self._problem.workers)
-        if full and isinstance(self._problem, FullGradients):
-            return [self._problem.full_gradient(worker, points) for worker in workers]
-        return [self._problem.gradient(worker, points, step) for worker in workers]
-
-
-def _watched(run: Trajectory, problem: Problem, steps: int, every: int) -> Iterator[int]:
-    """The steps, with the loss noted before every `every`-th and after the last."""
-    for step in range(steps + 1):
-        if step % every == 0 or step == steps:
-            run.losses.append(problem.loss(run.x))
-            run.sent_bytes.append(run.ledger.summary()["sent_bytes"])
-        if step < steps:
-            yield step

@@ -95,6 +95,12 @@ class Feedback(Named, ABC):
         """The vectors of its state."""
         return ()
 
+    @property
+    def apart(self) -> bool:
+        """Whether `send` treats each piece by itself, given a compressor that does (`Compressor.apart`): many workers
+        are then simulated by one call, as pieces of one buffer."""
+        return False
+
     @abstractmethod
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
@@ -113,6 +119,10 @@ class Feedback(Named, ABC):
 
     def admit_workers(self, workers: int) -> None:
         """Refuse a number of workers that the rule is not made for."""
+
+    def takes_part(self, key: Key) -> bool:
+        """Whether the worker of this key sends in its round; in the first one all do. Else its message is empty."""
+        return True
 
     def wants_full(self, key: Key) -> bool:
         """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from thinwire.errors import ConfigError
-from thinwire.ops import Key, uniform
+from thinwire.ops import Key
+from thinwire.ops.keys import first_uniform
 from thinwire.schedule import is_number
 
 COIN = 1 << 20
@@ -14,7 +13,7 @@ COIN = 1 << 20
 
 def toss(key: Key, probability: float) -> bool:
     """True with this probability: by a worker's key for each worker by itself, by a shared key for all alike."""
-    return bool(uniform(key.stream(COIN).at(0).number, 1, torch.float64) < probability)
+    return first_uniform(key.stream(COIN).at(0).number) < probability
 
 
 def check_probability(name: str, probability: float) -> None:

@@ -29,6 +29,7 @@ class EControl(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "econtrol"
+    apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"), LOCAL, MEAN)
 
     def __post_init__(self) -> None:

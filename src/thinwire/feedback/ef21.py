@@ -23,6 +23,7 @@ class EF21(Increments):
     compressor: Compressor
     start: str = "gradient"
     name: ClassVar[str] = "ef21"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

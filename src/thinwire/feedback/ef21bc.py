@@ -32,6 +32,7 @@ class EF21BC(Increments):
     server: Compressor
     start: str = "gradient"
     name: ClassVar[str] = "ef21bc"
+    apart: ClassVar[bool] = True
     positional: ClassVar[int] = 2
     slots: ClassVar[tuple[Slot, ...]] = (LOCAL, MEAN, Slot("broadcast", per_worker=False))
 

@@ -29,6 +29,7 @@ class EF21HB(Increments):
     eta: float = 0.9
     start: str = "gradient"
     name: ClassVar[str] = "ef21hb"
+    apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (LOCAL, MEAN, Slot("velocity", per_worker=False))
 
     def __post_init__(self) -> None:

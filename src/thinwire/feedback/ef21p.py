@@ -68,6 +68,9 @@ class EF21P(Feedback):
     def residual(self, signal: Signal, state: State) -> Tensor | None:
         return self.rule.residual(signal, state)
 
+    def takes_part(self, key: Key) -> bool:
+        return self.rule.takes_part(key)
+
     def wants_full(self, key: Key) -> bool:
         return self.rule.wants_full(key)
 

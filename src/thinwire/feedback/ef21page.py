@@ -30,6 +30,7 @@ class EF21PAGE(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "ef21page"
+    apart: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS, Need.FULL})
     slots: ClassVar[tuple[Slot, ...]] = (Slot("estimate"), LOCAL, MEAN)
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.base import Signal, State
 from thinwire.feedback.coins import check_probability, toss
 from thinwire.feedback.increments import Increments, check_rule
-from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Empty, Payload
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,12 @@ class EF21PP(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "ef21pp"
+    apart: ClassVar[bool] = True
     varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
         check_probability(self.name, self.probability)
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        if signal.first or toss(key, self.probability):
-            return super().send(signal, layout, state, key)
-        return Empty()
+    def takes_part(self, key: Key) -> bool:
+        return toss(key, self.probability)

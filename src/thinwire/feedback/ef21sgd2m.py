@@ -29,6 +29,7 @@ class EF21SGD2M(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgd2m"
+    apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, Slot("second"), LOCAL, MEAN)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class EF21SGDM(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgdm"
+    apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, LOCAL, MEAN)
 
     def __post_init__(self) -> None:

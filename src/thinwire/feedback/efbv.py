@@ -34,6 +34,7 @@ class EFBV(Increments):
     nu: float = 1.0
     start: str = "gradient"
     name: ClassVar[str] = "efbv"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

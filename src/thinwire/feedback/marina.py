@@ -31,6 +31,7 @@ class MARINA(Feedback):
     compressor: Unbiased
     probability: float
     name: ClassVar[str] = "marina"
+    apart: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS})
     slots: ClassVar[tuple[Slot, ...]] = (MEAN,)
 

@@ -34,6 +34,7 @@ class MemSGD(Feedback):
 
     compressor: Compressor
     name: ClassVar[str] = "memsgd"
+    apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 

@@ -24,6 +24,7 @@ class Plain(Feedback):
 
     compressor: Compressor
     name: ClassVar[str] = "plain"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)

@@ -29,6 +29,7 @@ class ThreePCv5(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "threepcv5"
+    apart: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS})
 
     def __post_init__(self) -> None:

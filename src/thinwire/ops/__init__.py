@@ -17,7 +17,9 @@ from thinwire.ops.backends import backend as backend
 from thinwire.ops.backends import implementation
 from thinwire.ops.blocks import block_count as block_count
 from thinwire.ops.blocks import block_lengths as block_lengths
+from thinwire.ops.keys import JointKey as JointKey
 from thinwire.ops.keys import Key as Key
+from thinwire.ops.keys import joint_index as joint_index
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
 from thinwire.ops.reference import large_indices as large_indices
@@ -69,6 +71,37 @@ def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Ten
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """`add_at_` of several ascending positions and their values, one after the other."""
     return implementation(reference.add_each_at_, out.device.type)(out, positions, values, alpha)
+
+
+def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out[positions % numel] += alpha * values, one after the other in their (ascending) order."""
+    return implementation(reference.add_folded_, out.device.type)(out, positions, values, alpha)
+
+
+def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """A x for a CSR matrix A, each row added up from left to right; `values` has one for each entry or one for all."""
+    return implementation(reference.row_products, x.device.type)(pointers, columns, values, x)
+
+
+def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
+    """sum_j weights[j] A[j] over the rows j of each group, dense, added up in their order.
+
+    A has `width` columns and is given by its entries in the order of the rows: the columns and owners (rows) of each,
+    and its value or one for all. The entries ends[i] .. ends[i + 1] - 1 are those of group i.
+    """
+    run = implementation(reference.row_sums, weights.device.type)
+    return run(ends, columns, owners, values, weights, width)
+
+
+def joint_row_sum(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
+) -> Tensor:
+    """sum_j weights[j] A[j] over all rows j of a CSR matrix, added up in their order.
+
+    The rows offsets[i] .. offsets[i + 1] - 1 are those of group i; groups have no column in common.
+    """
+    run = implementation(reference.joint_row_sum, weights.device.type)
+    return run(pointers, columns, values, weights, offsets, width)
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

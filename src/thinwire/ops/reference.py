@@ -416,6 +416,45 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
     return out
 
 
+def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out[positions % numel] += alpha * values, one after the other in their (ascending) order."""
+    rows = torch.bincount(positions // out.numel()).tolist() if positions.numel() else []
+    pairs = zip(torch.split(positions % out.numel(), rows), torch.split(values, rows), strict=True)
+    for places, entries in pairs:
+        add_at_(out, places, entries, alpha)
+    return out
+
+
+def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """A x for a CSR matrix A, each row added up from left to right."""
+    products = values * x[columns.long()]
+    out = torch.zeros(pointers.numel() - 1, dtype=x.dtype, device=x.device)
+    return out.index_add_(0, _owners(pointers), products)
+
+
+def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
+    """The weighted rows of each group added up in their order, dense."""
+    out = torch.zeros((ends.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
+    part = slice(int(ends[0]), int(ends[-1]))
+    values = values if values.numel() == 1 else values[part]
+    out.index_add_(0, _owners(ends) * width + columns[part], values * weights[owners[part].long()])
+    return out.view(-1, width)
+
+
+def joint_row_sum(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
+) -> Tensor:
+    """The sum of all weighted rows, in their order."""
+    out = torch.zeros(width, dtype=weights.dtype, device=weights.device)
+    return out.index_add_(0, columns.long(), values * weights[_owners(pointers)])
+
+
+def _owners(pointers: Tensor) -> Tensor:
+    """The row of each entry."""
+    rows = torch.arange(pointers.numel() - 1, device=pointers.device)
+    return rows.repeat_interleave(pointers.diff())
+
+
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """The place of the first piece that holds NaN or infinity, or -1.
 

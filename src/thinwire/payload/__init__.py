@@ -25,6 +25,7 @@ from thinwire.payload.reader import Reader as Reader
 from thinwire.payload.some import Some as Some
 from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Sparse as Sparse
+from thinwire.payload.stack import Stack as Stack
 from thinwire.payload.words import Words as Words
 
 FORMATS: dict[int, type[Payload]] = {
@@ -55,6 +56,8 @@ def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.d
 
 def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
     """out += alpha * each decoded payload, in their order, in place."""
+    if isinstance(payloads, Stack):
+        return payloads.add_to(out, alpha)
     payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
     if payloads and all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
         sparse = cast(Sequence[Sparse], payloads)

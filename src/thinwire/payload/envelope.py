@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from thinwire.ops import checksum
-from thinwire.payload.message import Chunk, fields, join, raw
+from thinwire.payload.message import Chunk, fields, join, raw, size
 from thinwire.payload.reader import Reader
 
 VERSION = 2
+BODY = 16
+"""Where the body begins."""
 FINITE = -1
 """The flag of a message whose gradient was finite."""
 CHECKED = 8
@@ -31,6 +33,11 @@ def seal(body: Sequence[Chunk], digest: int, flag: Tensor) -> Tensor:
     message = join([*start, *body], flag.device)
     message[4:CHECKED] = checksum(message[CHECKED:])
     return message
+
+
+def sealed_size(body: Sequence[Chunk]) -> int:
+    """The length of a sealed message in bytes."""
+    return BODY + size(body)
 
 
 def fields_of(body: Sequence[Chunk], digest: int) -> tuple[bytes, ...]:

@@ -75,9 +75,9 @@ class FiniteSum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, all workers together: 8 a number of dense rows, at most 32 an entry of CSR rows, and 20 a row.
+        """Bytes held, all workers together: 8 a number of dense rows, at most 36 an entry of CSR rows, and 20 a row.
 
-        A worker as such adds 20: its offset, its size, and the pointer to its sums.
+        A worker as such adds 24: its offset, its size, and the pointers to its entries and sums.
         """
         rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.data
         structure = () if isinstance(self.rows, np.ndarray) else (self.rows.indices, self.rows.indptr)
@@ -88,8 +88,7 @@ class FiniteSum:
 
     def predictions(self, x: Vector) -> Vector:
         """⟨a, x⟩ of every row, in the order of workers."""
-        found: Vector = self.rows @ x
-        return found
+        return self.sums.products(x)
 
     def values(self, x: Vector) -> Vector:
         """fᵢ(x) of every worker."""
@@ -104,7 +103,8 @@ class FiniteSum:
     def weights(self, x: Vector) -> Vector:
         """ℓ′(⟨a, x⟩, y)/Nᵢ of every row: the gradients without r are its sums with the rows."""
         slopes: Vector = self.sample_loss.derivative(self.predictions(x), self.targets)
-        return slopes * self._shares
+        slopes *= self._shares
+        return slopes
 
     def data_gradients(self, x: Vector) -> Any:
         """∇fᵢ(x) − ∇r(x) of every worker, an n × d matrix stored as the rows are: CSR, or dense."""
@@ -158,6 +158,16 @@ class FiniteSum:
         rows, point = self.rows[own], x["x"].numpy()
         slopes = self.sample_loss.derivative(rows @ point, self.targets[own])
         return {"x": torch.from_numpy(rows.T @ (slopes * self._shares[own]) + self.regulariser.gradient(point))}
+
+    def full_gradient(self, worker: int, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.gradient(worker, x, 0)
+
+    def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Every worker's ∇fᵢ(x), one in each row, by one pass over the data."""
+        return {"x": torch.from_numpy(self.gradients(x["x"].numpy()))}
+
+    def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.all_gradients(x, 0)
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.value(x["x"].numpy())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import ConfigError
 from thinwire.experiments.numbers import (
     NOTHING,
     metric_name,
@@ -22,44 +20,21 @@ from thinwire.experiments.peers import PEERS
 from thinwire.experiments.records import RunRecord
 from thinwire.experiments.summary import Row, summarise
 from thinwire.experiments.verdict import verdict
-from thinwire.extras import require
 from thinwire.report.curves import curves
 from thinwire.report.palette import styles
-
-PURPOSE = "the report page"
-
-
-def check_report_packages() -> None:
-    """A `BackendError` now rather than after the training, where plotly or jinja2 is missing."""
-    require("plotly", "report", PURPOSE)
-    require("jinja2", "report", PURPOSE)
+from thinwire.report.template import check_report_packages as check_report_packages
+from thinwire.report.template import fill, write_text
 
 
 def write_page(runs: Sequence[RunRecord], path: Path) -> None:
     """Write the page of the runs to `path`."""
-    page = render(runs)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the page {path} cannot be written: {error.strerror}; give another path") from None
+    write_text(render(runs), path)
 
 
 def render(runs: Sequence[RunRecord]) -> str:
     """The page's HTML: template, style, plotly's script and data in one text."""
-    jinja = require("jinja2", "report", PURPOSE)
-    plotly = require("plotly.offline", "report", PURPOSE)
-    environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8"))
     sections = [_section(task, group) for task, group in _by_task(runs).items()]
-    charts = [section["chart"] for section in sections]
-    text: str = template.render(sections=sections, plotly_js=plotly.get_plotlyjs(), data=_script_json(charts))
-    return text
-
-
-def _script_json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return fill("page.html.j2", sections, [section["chart"] for section in sections])
 
 
 def _by_task(runs: Sequence[RunRecord]) -> dict[tuple[str, str | None], list[RunRecord]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops import reference
 from thinwire.ops.cpu.above import above
 from thinwire.ops.cpu.draw import drawn
 from thinwire.ops.cpu.exponents import exponent_codes as exponent_codes
@@ -26,12 +29,17 @@ from thinwire.ops.cpu.quantise import level_codes as level_codes
 from thinwire.ops.cpu.quantise import levels_within as levels_within
 from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
+from thinwire.ops.cpu.rows import joint_row_sum as joint_row_sum
+from thinwire.ops.cpu.rows import row_products as row_products
+from thinwire.ops.cpu.rows import row_sums as row_sums
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
+from thinwire.ops.cpu.threads import SMALLEST_SHARE
 from thinwire.ops.cpu.variance import variance_ as variance_
 from thinwire.ops.cpu.variance import variance_strom_ as variance_strom_
 from thinwire.ops.cpu.wire import add_at_ as add_at_
 from thinwire.ops.cpu.wire import add_each_at_ as add_each_at_
+from thinwire.ops.cpu.wire import add_folded_ as add_folded_
 from thinwire.ops.cpu.wire import pack_positions as pack_positions
 from thinwire.ops.cpu.wire import positions_of_sums_ as positions_of_sums_
 from thinwire.ops.cpu.wire import sums_of_gaps as sums_of_gaps
@@ -92,3 +100,12 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """See `reference.randk_indices`."""
     return torch.arange(numel) if k >= numel else drawn(key, numel, k)
+
+
+def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
+    """See `reference.first_nonfinite`: of a short vector numpy makes the sum, in 3 microseconds in place of 20."""
+    if x.numel() <= SMALLEST_SHARE and x.dtype in (torch.float32, torch.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(x.numpy().sum()):
+                return torch.tensor(-1)
+    return reference.first_nonfinite(x, layout)

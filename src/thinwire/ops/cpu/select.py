@@ -15,6 +15,7 @@ in four runs: memory 1.6 to 2.3 at k = 1 %, 0.9 to 2.1 at 0.1 %; difference 1.4 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,15 @@ from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cpu.sweep import PLAIN, collect, entry, is_difference, is_memory, put_back
+from thinwire.ops.cpu.sweep import PLAIN, accumulate, collect, entry, is_difference, is_memory, put_back
 from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
 
 LINE = 16
 """Numbers of a sample that are read together: a cache line."""
 FEW = 2048
 """Candidates up to which a partition beats a histogram of 4,096 counters."""
+SHORT = 1024
+"""Numbers up to which a piece is settled without a sample: 10,000 pieces of 123 take 2 ms in place of 25 at k = 1."""
 
 
 @njit(nogil=True, cache=True)
@@ -42,6 +45,8 @@ def forecast(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: n
 def kth_magnitude(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     """The k-th largest magnitude of a short vector, and how many entries of just that magnitude are among the k."""
     inside = entries.view(mask.dtype) & mask[0]
+    if k == 1:
+        return inside.max(), 1
     above = 0
     if inside.size > FEW:
         inside, above = fullest(inside, k)
@@ -134,6 +139,29 @@ def settle(
 
 
 @njit(nogil=True, cache=True)
+def settle_short(
+    kind: Any,
+    a: Any,
+    b: Any,
+    ratio: Any,
+    low: int,
+    high: int,
+    k: int,
+    mask: Any,
+    short: Any,
+    out_places: Any,
+    out_entries: Any,
+) -> None:  # pragma: no cover
+    """The winners of a short piece, whose numbers are looked at twice while they are in the cache."""
+    if is_memory(kind):
+        accumulate(a, b, ratio, low, high - low)
+    for i in range(low, high):
+        short[i - low] = entry(kind, a, b, i)
+    kth, ties = kth_magnitude(short[: high - low], mask, k)
+    take_exact(kind, a, b, low, high, mask, kth, ties, out_places, out_entries, k)
+
+
+@njit(nogil=True, cache=True)
 def sweep(
     kind: Any,
     a: Any,
@@ -157,11 +185,16 @@ def sweep(
 ) -> None:  # pragma: no cover
     """Sample, collect and settle the pieces of [begin, end); of those it shares, collect: kept[p] candidates."""
     used: Any = np.int64(0)  # not a literal, for which `collect` would be compiled once more
+    short = np.empty(SHORT, a.dtype)
     for p in range(starts.size):
         low, high, k = max(starts[p], begin), min(stops[p], end), counts[p]
         if low >= high:
             continue
         whole = low == starts[p] and high == stops[p]
+        if whole and high - low <= SHORT and k > 0:
+            out = slice(ends[p] - k, ends[p])
+            settle_short(kind, a, b, ratios[p], low, high, k, mask, short, out_places[out], out_entries[out])
+            continue
         if whole:
             floors[p] = sample_threshold(kind, a, b, ratios[p], low, high, k, mask)
         now, complete = collect(
@@ -251,12 +284,21 @@ class _Pieces:
     """A layout's non-empty pieces as arrays for the kernels."""
 
     def __init__(self, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None, dtype: Any) -> None:
-        filled = [i for i, piece in enumerate(layout.pieces) if piece.numel]
-        self.starts = np.array([layout.pieces[i].offset for i in filled], np.int64)
-        self.stops = self.starts + np.array([layout.pieces[i].numel for i in filled], np.int64)
-        self.counts = np.array([counts[i] for i in filled], np.int64)
-        self.ratios = np.array([ratios[i] if ratios else 1.0 for i in filled], dtype)
-        self.ends = np.cumsum(self.counts)
+        self.starts, self.stops, self.counts, self.ends = _bounds_of(layout, tuple(counts))
+        pairs = zip(ratios, layout.pieces, strict=True) if ratios else ()
+        filled = [ratio for ratio, piece in pairs if piece.numel]
+        self.ratios = np.array(filled, dtype) if ratios else np.ones(self.starts.size, dtype)
+
+
+@lru_cache(maxsize=64)
+def _bounds_of(layout: Layout, counts: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
+    """Where pieces start and stop, how many numbers of each are wanted, and these added up; kept, because there may be
+    10,000 pieces."""
+    filled = [(piece, count) for piece, count in zip(layout.pieces, counts, strict=True) if piece.numel]
+    starts = np.array([piece.offset for piece, _ in filled], np.int64)
+    numels = np.array([piece.numel for piece, _ in filled], np.int64)
+    wanted = np.array([count for _, count in filled], np.int64)
+    return starts, starts + numels, wanted, np.cumsum(wanted)
 
 
 def largest(
@@ -298,6 +340,8 @@ class _Selection:
     def _shared(self) -> list[int]:
         """The pieces that are cut by the end of a thread's share."""
         cuts = bounds(self.a.size)[1:-1]
+        if not cuts:
+            return []
         owners = np.searchsorted(self.pieces.stops, cuts, side="right")
         return sorted({int(p) for p, cut in zip(owners, cuts, strict=True) if self.pieces.starts[p] < cut})
 
@@ -309,7 +353,7 @@ class _Selection:
 
     def _sweep(self, share: int, begin: int, end: int) -> tuple[Any, Any, Any, Any]:
         pieces = self.pieces
-        room = min(4 * int(pieces.counts.sum()) + 4096, end - begin + 64)
+        room = min(4 * self.places.size + 4096, end - begin + 64)
         places, entries = np.empty(room, np.int64), np.empty(room, self.a.dtype)
         before = np.empty(room if is_difference(self.kind) else 0, self.a.dtype)
         kept = np.zeros(pieces.starts.size, np.int64)

@@ -107,6 +107,15 @@ def _add(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: 
         out[np.uint64(positions[i])] += alpha * values[i]
 
 
+@njit(nogil=True, cache=True)
+def _add_folded(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
+    start = 0
+    for i in range(positions.size):
+        while positions[i] - start >= out.size:
+            start += out.size
+        out[np.uint64(positions[i] - start)] += alpha * values[i]
+
+
 def pack_positions(positions: Tensor, width: int, length: int) -> tuple[Tensor, Tensor]:
     """See `reference.pack_positions`: the fields by all threads, the marks by one."""
     low = pack_codes(positions, width) if width else torch.empty(0, dtype=torch.uint8)
@@ -177,4 +186,10 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
             _add(array, places[mine], entries[mine], array.dtype.type(alpha))
 
     in_parallel(add, out.numel())
+    return out
+
+
+def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.add_folded_`."""
+    _add_folded(out.numpy(), positions.numpy(), values.numpy(), out.numpy().dtype.type(alpha))
     return out

@@ -1,0 +1,222 @@
+"""n workers whose vectors lie side by side in one buffer: one call of a rule's half serves all of them.
+
+Worker i's parameters are the i-th stretch of a flat buffer, and to the rule no more than some of its pieces. A rule
+that treats pieces apart (`Feedback.apart`) so does for each worker exactly what that worker's `Channel` would do:
+parameters, state and byte counts are those of `Simulation`, bit for bit, without n messages being packed and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from thinwire.channel import Norms
+from thinwire.errors import ConfigError, NonFiniteGradient
+from thinwire.exchange import Loopback, Traffic
+from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
+from thinwire.feedback.base import Round
+from thinwire.layout import Layout
+from thinwire.ledger import Ledger
+from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
+from thinwire.payload import Empty, Flagged, Payload, Stack, chunks_of
+from thinwire.payload.envelope import FINITE, sealed_size
+from thinwire.payload.message import fields, size
+from thinwire.store import ParameterInfo, Store
+
+Stacked = Mapping[str, Tensor]
+"""Parameter name -> the gradients of all workers, one in each row."""
+
+
+def can_crowd(rule: Rule, parameters: Mapping[str, Tensor]) -> bool:
+    """Whether one call can serve all workers: a rule and a compressor that treat pieces apart, one type of numbers."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters.values()}
+    engine = {Need.MOMENTS, Need.BROADCAST}
+    return (
+        isinstance(rule, Feedback)
+        and rule.apart
+        and rule.compressor.apart
+        and not engine & rule.needs
+        and kinds <= {(torch.float32, torch.device("cpu")), (torch.float64, torch.device("cpu"))}
+        and len(kinds) == 1
+    )
+
+
+class Crowd:
+    """n workers that share one copy of the parameters, simulated together.
+
+    Memory, in numbers: n times the parameters for each of the rule's slots that belong to a worker, as many for the
+    gradients that are given, and the parameters for each slot that all share.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], rule: Feedback, workers: int, *, seed: int = 0, ledger_every: int = 10
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
+        self.rule, self.workers, self.seed, self.step = rule, workers, seed, 0
+        self.points = parameters
+        infos = {name: ParameterInfo.of(i, p) for i, (name, p) in enumerate(parameters.items())}
+        for name, info in infos.items():
+            rule_of(rule, name, info.numel)
+        rule.admit_workers(workers)
+        self.layout = Layout.of([(name, info.index, info.shape) for name, info in infos.items()])
+        self._dtype = next(iter(infos.values())).state_dtype
+        self._all = range(workers)
+        self.server = Store(
+            {name: [slot for slot in rule.slots if not slot.per_worker] for name in infos}, infos, workers
+        )
+        self.state = {
+            slot.name: torch.full((workers, self.layout.numel), slot.initial, dtype=self._dtype)
+            for slot in rule.slots
+            if slot.per_worker
+        }
+        """Each slot of the workers, one row a worker."""
+        self.ledger = Ledger(workers, every=ledger_every)
+        self._loopback = Loopback(workers)
+        self._sizes: dict[tuple[int | None, ...], int] = {}
+        self._step_size: float | None = None
+        self._first = True
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the rule asks for."""
+        return self.rule.needs
+
+    @property
+    def wants_full(self) -> bool:
+        """Whether the next exchange is to be given gradients of all samples."""
+        return Need.FULL in self.rule.needs and (self._first or self.rule.wants_full(self._key().shared()))
+
+    def exchange(self, gradients: Stacked, step_size: float, previous: Stacked | None = None) -> dict[str, Tensor]:
+        """The gradient that every worker would get, by parameter. A fault is raised as it is found, and leaves a crowd
+        that is of no more use."""
+        value, before = self._joined(gradients), None if previous is None else self._joined(previous)
+        out = torch.zeros(self.layout.numel, dtype=self._dtype)
+        if step_size == 0 and Need.STEP_SIZE in self.rule.needs:  # the memory waits for a step, as in `Channel`
+            self.ledger.add(self._loopback.cost([sealed_size([])], fixed=True), self.layout.numel, {}, 0)
+        else:
+            self._run(value, before, step_size, out)
+        self.step += 1
+        self.ledger.finish(skipped=False)
+        return {piece.name: view.view(piece.shape) for piece, view in self.layout.views(out)}
+
+    def _run(self, value: Tensor, previous: Tensor | None, step_size: float, out: Tensor) -> None:
+        """Both halves of the rule: all workers' payloads, and what the server makes of them."""
+        ranks = self._ranks()
+        signal = Signal(value, self._rescale(step_size, len(ranks)), self._first, previous=previous)
+        stack = Stack(self._send(signal, ranks), self.layout, ranks, self.workers)
+        self._account(stack, signal)
+        round = Round(stack, self._key().shared(), self._first)
+        self.rule.receive(round, self.layout, self.server.bind(self.layout), out)
+        if (overflow := int(first_nonfinite(out, self.layout))) != FINITE:
+            raise NonFiniteGradient(None, self.layout.pieces[overflow].name, self.step)
+        self._first, self._step_size = False, step_size
+
+    def _joined(self, gradients: Stacked) -> Tensor:
+        """The workers' vectors one after the other; a number that is not finite is refused, before anything moves."""
+        rows = [gradients[piece.name].reshape(self.workers, piece.numel) for piece in self.layout.pieces]
+        flat = (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)).reshape(-1)
+        place = int(first_nonfinite(flat, joint_layout(self.layout, self._all)))
+        if place != FINITE:
+            worker, piece = divmod(place, len(self.layout.pieces))
+            raise NonFiniteGradient(worker, self.layout.pieces[piece].name, self.step)
+        return flat
+
+    def _ranks(self) -> Sequence[int]:
+        """The workers that send in this round."""
+        if self._first or not self.rule.varies:  # where workers may stay away, their messages vary
+            return self._all
+        keys = (Key(self.seed, self.step, rank) for rank in self._all)
+        ranks = [rank for rank, key in enumerate(keys) if self.rule.takes_part(key)]
+        return self._all if len(ranks) == self.workers else ranks
+
+    def _rescale(self, step_size: float, workers: int) -> tuple[float, ...] | None:
+        """Previous step size / this one for each piece of so many workers; None where it has not moved."""
+        if Need.STEP_SIZE not in self.rule.needs or self._step_size in (None, step_size):
+            return None
+        assert self._step_size is not None
+        return (self._step_size / step_size,) * (workers * len(self.layout.pieces))
+
+    def _send(self, signal: Signal, ranks: Sequence[int]) -> Payload:
+        """The joint payload of these workers; the state of the others stays as it is."""
+        if not ranks:
+            return Empty()
+        layout = joint_layout(self.layout, tuple(ranks) if isinstance(ranks, list) else ranks)
+        if ranks is self._all:
+            state = {name: rows.view(-1) for name, rows in self.state.items()}
+            return self.rule.send(signal, layout, state, self._key())
+        chosen = torch.tensor(ranks, dtype=torch.int64)
+        state = {name: rows[chosen].view(-1) for name, rows in self.state.items()}
+        payload = self.rule.send(self._of(signal, chosen), layout, state, self._key())
+        for name, rows in self.state.items():
+            rows[chosen] = state[name].view(len(ranks), -1)
+        return payload
+
+    def _of(self, signal: Signal, chosen: Tensor) -> Signal:
+        """Some workers' part of the signal."""
+        value, previous = (
+            None if flat is None else flat.view(self.workers, -1)[chosen].view(-1)
+            for flat in (signal.value, signal.previous)
+        )
+        assert value is not None
+        return Signal(value, signal.rescale, signal.first, previous=previous)
+
+    def _key(self) -> Key:
+        return JointKey(self.seed, self.step)
+
+    # ------------------------------------------------------------------------------------------------------ accounting
+
+    def _account(self, stack: Stack, signal: Signal) -> None:
+        norms = self._norms(signal) if self.ledger.due(self.step) else {}
+        elements = stack.joint.elements
+        mean = None if elements is None else elements / self.workers
+        self.ledger.add(self._traffic(stack), self.layout.numel, norms, mean)
+
+    def _traffic(self, stack: Stack) -> Traffic:
+        """By the real messages. Where those who send send messages of one size, one stands for all of them."""
+        if not stack.joint.fixed:
+            return self._loopback.cost([_message_size(payload) for payload in stack], fixed=False)
+        ranks = stack.ranks
+        longest = self._size(stack, ranks[0]) if ranks else 0
+        if len(ranks) == self.workers:
+            return self._loopback.cost([longest], fixed=not self.rule.varies)
+        empty = _message_size(Empty())
+        return self._loopback.cost([longest if ranks and ranks[0] == 0 else empty, longest, empty], fixed=False)
+
+    def _size(self, stack: Stack, rank: int) -> int:
+        """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""
+        shape = (len(stack.ranks), *_shape(stack.joint))
+        if shape not in self._sizes:
+            self._sizes[shape] = _message_size(stack[rank])
+        return self._sizes[shape]
+
+    def _norms(self, everyone: Signal) -> dict[str, Norms]:
+        """Squared norms of worker 0's gradient and of what it has not said."""
+        signal = self._of(everyone, torch.zeros(1, dtype=torch.int64))
+        residual = self.rule.residual(signal, {name: rows[0] for name, rows in self.state.items()})
+        return {
+            piece.name: Norms(view.square().sum(), None if residual is None else residual[piece.part].square().sum())
+            for piece, view in self.layout.views(signal.value)
+        }
+
+
+def _shape(payload: Payload) -> tuple[int | None, ...]:
+    """What the size of a payload follows from, where it is fixed: its formats and how many numbers it sends."""
+    return (payload.tag, payload.elements, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
+
+
+def _message_size(payload: Payload) -> int:
+    """Bytes of a worker's message: the payload behind its length, in its envelope."""
+    chunks = chunks_of(payload)
+    return sealed_size([fields("Q", size(chunks)), *chunks])
+
+
+@lru_cache(maxsize=8)
+def joint_layout(layout: Layout, ranks: range | tuple[int, ...]) -> Layout:
+    """The pieces of these workers one after the other, each with the index that its worker's keys are found by."""
+    return Layout.of(
+        [(piece.name, joint_index(rank, piece.index), piece.shape) for rank in ranks for piece in layout.pieces]
+    )

@@ -1,0 +1,222 @@
+"""`simulate`: a problem's n workers and a rule, round after round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from thinwire.engines.crowd import Crowd, Stacked, can_crowd
+from thinwire.engines.needs import check_need
+from thinwire.engines.simulate import Gradients, Simulation
+from thinwire.errors import ConfigError
+from thinwire.feedback import Feedback, Need, Rule, as_rule
+from thinwire.ledger import Ledger
+from thinwire.updates import Descent, Update
+
+Points = Mapping[str, Tensor]
+"""Where the workers take their gradients."""
+
+
+class Problem(Protocol):
+    """n functions whose mean is to be minimised."""
+
+    @property
+    def workers(self) -> int:
+        """n"""
+
+    def start(self) -> Mapping[str, Tensor]:
+        """The point to start from."""
+
+    def gradient(self, worker: int, x: Points, step: int) -> Gradients:
+        """One worker's gradient at x, on the samples that are its own at this step."""
+
+    def loss(self, x: Points) -> float:
+        """The mean of all functions at x."""
+
+
+@runtime_checkable
+class FullGradients(Protocol):
+    """A problem that can give gradients of all samples as well."""
+
+    def full_gradient(self, worker: int, x: Points) -> Gradients:
+        """One worker's gradient at x, on all of its samples."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A problem that gives the gradients of all workers at once, as rows of one tensor for each parameter.
+
+    Where the rule allows it, one call of its halves then serves all workers (`Crowd`), with the same result.
+    """
+
+    def all_gradients(self, x: Points, step: int) -> Stacked:
+        """Every worker's gradient at x, of every parameter, on the samples that are its own at this step."""
+
+    def all_full_gradients(self, x: Points) -> Stacked:
+        """Every worker's gradient at x, of every parameter, on all of its samples."""
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A round of a run, before its exchange."""
+
+    step: int
+    x: Points
+    gradients: Stacked
+    """What the workers are about to say, one in each row."""
+    ledger: Ledger
+
+
+@dataclass
+class Trajectory:
+    """What a simulated run did: the last point, the losses, and the ledger of one worker's bytes."""
+
+    x: dict[str, Tensor]
+    ledger: Ledger
+    losses: list[float] = field(default_factory=list)
+    sent_bytes: list[float] = field(default_factory=list)
+
+
+def simulate(
+    problem: Problem,
+    rule: Rule,
+    *,
+    steps: int,
+    step_size: float | Callable[[int], float],
+    update: Update | None = None,
+    seed: int = 0,
+    every: int = 1,
+    watch: Callable[[Instant], bool] | None = None,
+) -> Trajectory:
+    """Run x <- x - s_t * exchange(gradients at x) for `steps` steps; the loss is noted every `every` steps and last.
+
+    `update` is another way to step, such as `Proximal(L1(0.1))`. Workers take gradients where they believe x to be.
+    `watch` is shown every round, and takes the place of noting losses; where it returns True the run ends.
+    """
+    if steps < 0 or every < 1:
+        raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")
+    update = update or Descent()
+    x = {name: tensor.detach().clone() for name, tensor in problem.start().items()}
+    rounds = _rounds(problem, x, as_rule(rule), seed)
+    run = Trajectory(x, rounds.ledger)
+    for step in range(steps) if watch else _noted(run, problem, steps, every):
+        size = step_size(step) if callable(step_size) else step_size
+        now, previous = rounds.gradients(step)
+        if watch and watch(Instant(step, x, rounds.stacked(now), run.ledger)):
+            break
+        result = rounds.exchange(now, size, previous)
+        with rounds.moving():
+            update(x, result, size)
+    return run
+
+
+def _noted(run: Trajectory, problem: Problem, steps: int, every: int) -> Iterator[int]:
+    """The steps, with the loss noted before every `every`-th and after the last."""
+    for step in range(steps + 1):
+        if step % every == 0 or step == steps:
+            run.losses.append(problem.loss(run.x))
+            run.sent_bytes.append(run.ledger.summary()["sent_bytes"])
+        if step < steps:
+            yield step
+
+
+def _rounds(problem: Problem, x: dict[str, Tensor], rule: Rule, seed: int) -> _Rounds:
+    if isinstance(problem, Together) and isinstance(rule, Feedback) and can_crowd(rule, x):
+        return _AtOnce(problem, Crowd(x, rule, problem.workers, seed=seed))
+    return _OneByOne(problem, Simulation(x, rule, problem.workers, seed=seed))
+
+
+class _Rounds(ABC):
+    """Gradients of the kinds that the rule asks for, and their exchange."""
+
+    def __init__(self, problem: Any, engine: Simulation | Crowd) -> None:
+        self.problem, self.engine, self.ledger = problem, engine, engine.ledger
+        self._before: dict[str, Tensor] | None = None
+
+    def gradients(self, step: int) -> tuple[Any, Any]:
+        """Gradients at the workers' points, and those of the same samples at the points of the step before."""
+        full, points = self.engine.wants_full, self.engine.points
+        now = self._full(points) if full else self._at(points, step)
+        if Need.PREVIOUS not in self.engine.needs:
+            return now, None
+        before = self._before or points
+        previous = self._full(before) if full else self._at(before, step)
+        self._before = {name: point.clone() for name, point in points.items()}
+        return now, previous
+
+    @abstractmethod
+    def _at(self, points: Points, step: int) -> Any: ...
+
+    @abstractmethod
+    def _full(self, points: Points) -> Any: ...
+
+    @abstractmethod
+    def stacked(self, gradients: Any) -> Stacked:
+        """The workers' gradients as rows."""
+
+    @abstractmethod
+    def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
+        """What all workers get."""
+
+    @abstractmethod
+    def moving(self) -> AbstractContextManager[None]:
+        """The block in which the parameters move."""
+
+
+@final
+class _AtOnce(_Rounds):
+    """All workers in one call."""
+
+    engine: Crowd
+
+    def _at(self, points: Points, step: int) -> Stacked:
+        found: Stacked = self.problem.all_gradients(points, step)
+        return found
+
+    def _full(self, points: Points) -> Stacked:
+        found: Stacked = self.problem.all_full_gradients(points)
+        return found
+
+    def stacked(self, gradients: Any) -> Stacked:
+        found: Stacked = gradients
+        return found
+
+    def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
+        return self.engine.exchange(now, size, previous)
+
+    def moving(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@final
+class _OneByOne(_Rounds):
+    """A channel for each worker, and real messages."""
+
+    engine: Simulation
+
+    def __init__(self, problem: Any, engine: Simulation) -> None:
+        super().__init__(problem, engine)
+        remedy = "give the problem a method full_gradient(worker, x)"
+        check_need(engine.channels[0], Need.FULL, isinstance(problem, FullGradients), remedy)
+
+    def _at(self, points: Points, step: int) -> list[Gradients]:
+        return [self.problem.gradient(worker, points, step) for worker in range(self.problem.workers)]
+
+    def _full(self, points: Points) -> list[Gradients]:
+        return [self.problem.full_gradient(worker, points) for worker in range(self.problem.workers)]
+
+    def stacked(self, gradients: Any) -> Stacked:
+        return {name: torch.stack([own[name] for own in gradients]) for name in gradients[0]}
+
+    def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
+        sizes = dict.fromkeys(self.engine.parameters, size)
+        return self.engine.exchange(now, sizes, previous=previous)
+
+    def moving(self) -> AbstractContextManager[None]:
+        return self.engine.moving()

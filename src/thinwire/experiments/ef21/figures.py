@@ -1,0 +1,71 @@
+"""The page of the EF21 experiments: a table and two charts for each figure and data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from thinwire.experiments.ef21.bits import honest_bits, paper_bits
+from thinwire.experiments.ef21.run import Outcome
+from thinwire.experiments.numbers import NOTHING, plural
+
+TITLES = {
+    "tuned": "Tuned methods",
+    "tolerance": "How large steps may be",
+    "k": "Numbers in a message",
+    "pl": "Least squares",
+    "participation": "Some workers take part",
+    "bidirectional": "Compressed both ways",
+    "momentum": "Heavy ball",
+    "stochastic": "Mini-batches",
+}
+
+
+def grouped(outcomes: Sequence[Outcome]) -> list[tuple[tuple[str, str], list[Outcome]]]:
+    """The runs of each figure and data set, in their order."""
+    key = _group
+    order = list(dict.fromkeys(key(one) for one in outcomes))
+    together = sorted(outcomes, key=lambda one: order.index(key(one)))
+    return [(group, list(runs)) for group, runs in groupby(together, key)]
+
+
+def _group(one: Outcome) -> tuple[str, str]:
+    return one.setting.figure, one.setting.dataset
+
+
+def title(figure: str, dataset: str) -> str:
+    return f"{TITLES[figure]} · {dataset}"
+
+
+def facts(runs: Sequence[Outcome]) -> list[str]:
+    """What all runs of a figure share."""
+    first = runs[0]
+    problem = "least squares" if first.setting.problem == "least-squares" else "logistic regression, λ = 0.1"
+    batch = "exact gradients" if first.setting.batch == 1 else f"batches of {first.setting.batch:.1%}"
+    shape = f"{first.samples:,} samples, d = {first.d}"
+    return [problem, shape, plural(first.setting.workers, "worker"), batch, "float64"]
+
+
+def measure(runs: Sequence[Outcome]) -> str:
+    return "f(x) − f*" if runs[0].setting.problem == "least-squares" else "‖∇f(x)‖²"
+
+
+def head(runs: Sequence[Outcome]) -> list[str]:
+    """The head of a figure's table."""
+    tolerances = [f"{one.tolerance:.0e}" for one in runs[0].reached]
+    return ["method", "step", *(f"rounds to {t}" for t in tolerances), *(f"bits to {t}" for t in tolerances), "best"]
+
+
+def cells(one: Outcome) -> list[str]:
+    """A run's row: rounds, and bits as the paper counts and, behind a stroke, honestly."""
+    rounds = [NOTHING if each.rounds is None else f"{each.rounds:,}" for each in one.reached]
+    bits = [NOTHING if each.rounds is None else f"{each.paper_bits:,} / {each.honest_bits:,}" for each in one.reached]
+    best = "diverged" if one.status == "diverged" else f"{one.best:.1e}"
+    return [one.setting.label, f"{one.step:.3g}", *rounds, *bits, best]
+
+
+def curve(one: Outcome, honest: bool) -> tuple[list[float], list[float]]:
+    """Bits and measure."""
+    count = honest_bits if honest else paper_bits
+    points = [(count(one.setting, one.d, step), value) for step, value in one.curve if value > 0]
+    return [float(x) for x, _ in points], [y for _, y in points]

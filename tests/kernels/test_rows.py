@@ -1,0 +1,89 @@
+"""Products with and sums of CSR rows, and folded sums: every back-end gives the bits of plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from thinwire import ops
+
+BACKENDS = ["reference", "numba"]
+
+
+def matrix(rows: int, columns: int, uniform: float | None, seed: int = 0) -> sparse.csr_matrix:
+    made = sparse.random(rows, columns, density=0.2, format="csr", rng=np.random.default_rng(seed))
+    if uniform is not None:
+        made.data[:] = uniform
+    return made
+
+
+def parts(made: sparse.csr_matrix, uniform: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    values = made.data if uniform is None else np.array([uniform])
+    return torch.from_numpy(made.indptr), torch.from_numpy(made.indices), torch.from_numpy(values)
+
+
+def loops(made: sparse.csr_matrix, weights: np.ndarray, offsets: list[int]) -> np.ndarray:
+    """The weighted rows of each group, added up one entry after the other."""
+    out = np.zeros((len(offsets) - 1, made.shape[1]))
+    for group in range(len(offsets) - 1):
+        for row in range(offsets[group], offsets[group + 1]):
+            for entry in range(made.indptr[row], made.indptr[row + 1]):
+                out[group, made.indices[entry]] += weights[row] * made.data[entry]
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
+@pytest.mark.parametrize("shape", [(40, 9), (1, 1), (7, 30)])
+def test_row_products(backend: str, uniform: float | None, shape: tuple[int, int]) -> None:
+    made = matrix(*shape, uniform)
+    x = np.random.default_rng(1).normal(size=shape[1])
+    with ops.backend(backend):
+        found = ops.row_products(*parts(made, uniform), torch.from_numpy(x))
+    assert found.tolist() == (made @ x).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
+def test_row_sums(backend: str, uniform: float | None) -> None:
+    made, offsets = matrix(40, 9, uniform), [0, 1, 1, 25, 40]
+    weights = np.random.default_rng(1).normal(size=40)
+    pointers, columns, values = parts(made, uniform)
+    owners = torch.from_numpy(np.repeat(np.arange(40, dtype=np.int32), np.diff(made.indptr)))
+    expected = loops(made, weights, offsets)
+    for first, last in ((0, 4), (1, 3), (3, 4)):
+        ends = pointers[torch.tensor(offsets)][first : last + 1]
+        with ops.backend(backend):
+            found = ops.row_sums(ends, columns, owners, values, torch.from_numpy(weights), 9)
+        assert found.tolist() == expected[first:last].tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
+def test_joint_row_sum(backend: str, uniform: float | None) -> None:
+    """Two groups of rows, the columns of one left of those of the other."""
+    halves = matrix(10, 6, uniform, seed=1), matrix(12, 5, uniform, seed=2)
+    made = sparse.csr_matrix(sparse.block_diag(halves))
+    weights, offsets = np.random.default_rng(1).normal(size=22), torch.tensor([0, 10, 22])
+    with ops.backend(backend):
+        found = ops.joint_row_sum(*parts(made, uniform), torch.from_numpy(weights), offsets, 11)
+    assert found.tolist() == loops(made, weights, [0, 22])[0].tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_add_folded(backend: str, dtype: torch.dtype) -> None:
+    """Rows of seven numbers, some of them without any position."""
+    positions = torch.tensor([1, 3, 7, 10, 10 + 14, 12 + 14, 41])
+    values = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    out = torch.linspace(0, 1, 7, dtype=dtype)
+    expected = out.clone()
+    for place, value in zip((positions % 7).tolist(), values, strict=True):
+        expected[place] += value * torch.tensor(0.3, dtype=dtype)
+    with ops.backend(backend):
+        assert torch.equal(ops.add_folded_(out, positions, values, 0.3), expected)
+        empty = torch.empty(0, dtype=torch.int64)
+        assert torch.equal(ops.add_folded_(out, empty, empty.to(dtype), 0.3), expected)

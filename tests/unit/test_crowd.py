@@ -1,0 +1,148 @@
+"""All workers in one call: bit for bit what n channels compute and count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.laws.methods import METHODS
+from torch import Tensor
+
+from thinwire import (
+    EF21,
+    EF21PP,
+    EF21W,
+    QSGD,
+    Feedback,
+    HardThreshold,
+    MemSGD,
+    RandK,
+    Route,
+    ScaledSign,
+    Simulation,
+    TopK,
+)
+from thinwire.engines.crowd import Crowd, can_crowd
+from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
+from thinwire.feedback import Need
+
+WORKERS, STEPS = 3, 6
+SHAPES = {"w": (5, 7), "none": (0,), "b": (11,)}
+SIZES = [0.5, 0.5, 0.25, 0.0, 1.0, 1.0]
+"""Step sizes that stay, move, and vanish."""
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
+
+
+CROWDS = [rule for rule in METHODS if can_crowd(rule, parameters())]
+
+
+def rounds(dtype: torch.dtype, workers: int = WORKERS, steps: int = STEPS) -> Iterator[dict[str, Tensor]]:
+    """Gradients of all workers as rows, with ties and zeros among them."""
+    random = torch.Generator().manual_seed(3)
+    for _ in range(steps):
+        yield {
+            name: (torch.randn(workers, *shape, generator=random, dtype=dtype) * 4).round() / 2
+            for name, shape in SHAPES.items()
+        }
+
+
+def rows(stacked: dict[str, Tensor], workers: int = WORKERS) -> list[dict[str, Tensor]]:
+    return [{name: stack[worker] for name, stack in stacked.items()} for worker in range(workers)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("rule", CROWDS, ids=str)
+def test_one_call_is_n_channels(rule: Feedback, dtype: torch.dtype) -> None:
+    made = Simulation(parameters(dtype), rule, WORKERS, seed=4, ledger_every=2)
+    crowd = Crowd(parameters(dtype), rule, WORKERS, seed=4, ledger_every=2)
+    before: dict[str, Tensor] | None = None
+    for size, now in zip(SIZES, rounds(dtype), strict=True):
+        previous = (before or now) if Need.PREVIOUS in rule.needs else None
+        assert crowd.wants_full == made.wants_full
+        sizes = dict.fromkeys(SHAPES, size)
+        theirs = made.exchange(rows(now), sizes, previous=None if previous is None else rows(previous))
+        ours = crowd.exchange(now, size, previous)
+        assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
+        assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
+        before = now
+    for slot, state in crowd.state.items():
+        kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
+        assert torch.equal(state, torch.stack(kept))
+    assert crowd.ledger.summary() == pytest.approx(made.ledger.summary(), rel=0, abs=0, nan_ok=True)
+
+
+def test_most_methods_need_no_channels() -> None:
+    names = {rule.name for rule in CROWDS}
+    assert names >= {"plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "ef21pp", "ef21bc", "ef21page", "marina"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        EF21(TopK(0.1, per="bucket")),
+        EF21(ScaledSign()),
+        EF21W(TopK(0.1), (1.0, 1.0, 1.0)),
+        Route({"*": EF21(TopK(0.1))}),
+    ],
+    ids=str,
+)
+def test_what_looks_beyond_a_piece_goes_by_channels(rule: Feedback) -> None:
+    assert not can_crowd(rule, parameters())
+
+
+def test_parameters_of_two_types_go_by_channels() -> None:
+    mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
+    assert not can_crowd(EF21(TopK(0.5)), mixed)
+    assert not can_crowd(EF21(TopK(0.5)), {"a": torch.zeros(2, dtype=torch.float16)})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_names_its_worker_and_moves_nothing(bad: float) -> None:
+    crowd = Crowd(parameters(), MemSGD(TopK(count=1)), WORKERS)
+    now = next(rounds(torch.float64))
+    crowd.exchange(now, 1.0)
+    kept = {name: state.clone() for name, state in crowd.state.items()}
+    now["b"][2, 4] = bad
+    with pytest.raises(NonFiniteGradient, match=r"rank 2.*'b' at step 1"):
+        crowd.exchange(now, 1.0)
+    assert all(torch.equal(crowd.state[name], kept[name]) for name in kept)
+
+
+def test_a_mean_that_overflows_is_a_fault() -> None:
+    crowd = Crowd({"x": torch.zeros(1)}, EF21(TopK(count=1)), 2)
+    crowd.exchange({"x": torch.full((2, 1), 3e38)}, 1.0)
+    with pytest.raises(NonFiniteGradient, match="does not fit"):
+        crowd.exchange({"x": torch.full((2, 1), -3e38)}, 1.0)
+
+
+def test_workers_and_parameters_are_checked() -> None:
+    with pytest.raises(ConfigError, match="at least 1 worker, got 0"):
+        Crowd(parameters(), EF21(TopK(0.1)), 0)
+    with pytest.raises(AttachError, match="amplify"):
+        Crowd({"x": torch.zeros(5000)}, EF21(QSGD(1)), 2)
+
+
+def test_ten_thousand_workers_hold_one_vector_each() -> None:
+    """8 bytes a number of g_i; no message is kept, and one that fits all is packed once."""
+    crowd = Crowd({"x": torch.zeros(30, dtype=torch.float64)}, EF21(TopK(count=1)), 10_000)
+    crowd.exchange({"x": torch.ones(10_000, 30, dtype=torch.float64)}, 1.0)
+    out = crowd.exchange({"x": torch.zeros(10_000, 30, dtype=torch.float64)}, 1.0)["x"]
+    rounding = 2 * 10_000 * torch.finfo(torch.float64).eps  # of two sums of 10,000 numbers
+    assert out.tolist() == pytest.approx([0.0] + [1.0] * 29, rel=0, abs=rounding)
+    assert sum(state.numel() for state in crowd.state.values()) == 10_000 * 30
+
+
+@pytest.mark.parametrize("compressor", [TopK(count=2), RandK(0.3), HardThreshold(1.0)], ids=str)
+def test_who_stays_away_says_nothing(compressor: TopK | RandK | HardThreshold) -> None:
+    crowd = Crowd({"x": torch.zeros(9)}, EF21PP(compressor, 0.5), 8, seed=2)
+    made = Simulation({"x": torch.zeros(9)}, EF21PP(compressor, 0.5), 8, seed=2)
+    random = torch.Generator().manual_seed(1)
+    for _ in range(8):
+        now = torch.randn(8, 9, generator=random)
+        theirs = made.exchange([{"x": row} for row in now])["x"]
+        assert torch.equal(crowd.exchange({"x": now}, 1.0)["x"], theirs)
+    assert crowd.ledger.summary()["sent_bytes"] == made.ledger.summary()["sent_bytes"]

@@ -1,0 +1,189 @@
+"""The EF21 experiments on small data: settings, runs, bits, records, the command and its page."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thinwire import parse, simulate
+from thinwire.cli.main import main
+from thinwire.errors import ConfigError, RecordError
+from thinwire.experiments.bench import simulation
+from thinwire.experiments.ef21 import run as running
+from thinwire.experiments.ef21.bits import honest_bits, paper_bits
+from thinwire.experiments.ef21.records import read_outcomes
+from thinwire.experiments.ef21.run import Outcome, run
+from thinwire.experiments.ef21.settings import FIGURES, POSTER, Setting, settings
+from thinwire.problems import file_order, load_dataset, logistic_regression
+from thinwire.problems.minibatches import Minibatches
+
+CANCER = "breast_cancer"
+
+
+def setting(rule: str, k: int, **more: object) -> Setting:
+    return Setting("tuned", CANCER, rule, rule, 1.0, k, 50, **more)  # type: ignore[arg-type]
+
+
+def test_every_setting_is_a_method() -> None:
+    for one in settings([*POSTER, CANCER], list(FIGURES), 100):
+        parse(one.rule)
+        assert one.rounds <= 100
+    with pytest.raises(ConfigError, match="unknown figure 'tune'; the figures are tuned, tolerance"):
+        settings([CANCER], ["tune"], 10)
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        settings([CANCER], ["tuned"], 0)
+
+
+def test_bits_as_the_paper_counts_and_honestly() -> None:
+    """d = 30: positions take 5 bits; the start with whole gradients 32 d, in place of the first message."""
+    assert paper_bits(setting("ef21(topk(count=2))", 2), 30, 10) == 640
+    assert honest_bits(setting("ef21(topk(count=2))", 2), 30, 10) == 32 * 30 + 9 * 2 * 37
+    assert honest_bits(setting("ef21plus(topk(count=2))", 2), 30, 10) == 32 * 30 + 9 * (2 * 37 + 1)
+    assert honest_bits(setting("memsgd(topk(count=2))", 2), 30, 10) == 10 * 2 * 37
+    assert paper_bits(setting("identity()", 0), 30, 10) == honest_bits(setting("identity()", 0), 30, 10) == 9600
+    half = setting("ef21pp(topk(count=2), 0.5)", 2)
+    assert paper_bits(half, 30, 10) == 320
+    both = setting("ef21bc(topk(count=2), topk(count=3))", 2, down=3)
+    assert paper_bits(both, 30, 10) == 32 * 5 * 10
+    assert honest_bits(both, 30, 10) == 32 * 30 + 9 * 2 * 37 + 10 * 3 * 37
+    assert paper_bits(setting("ef21(topk(count=2))", 2, down=0), 30, 10) == 32 * 32 * 10
+    assert honest_bits(both, 30, 0) == 0
+
+
+def test_a_run_stops_at_its_last_tolerance() -> None:
+    (descent,) = [one for one in settings([CANCER], ["tuned"], 600) if one.label.startswith("GD")]
+    outcome = run(descent)
+    assert outcome.status == "reached"
+    assert outcome.rounds == outcome.reached[-1].rounds
+    assert [one.rounds for one in outcome.reached] == sorted(one.rounds or 0 for one in outcome.reached)
+    assert outcome.curve[-1][0] == outcome.rounds
+    assert outcome.step == pytest.approx(1 / running.problem_of("logistic", CANCER, None, 20)[1].pooled)
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    outcome = run(Setting("pl", CANCER, "GD", "identity()", 10, 0, 200, problem="least-squares"))
+    assert outcome.status == "diverged"
+    assert all(one.rounds is None for one in outcome.reached)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_runs(figure: str) -> None:
+    for one in settings([CANCER], [figure], 4)[-2:]:
+        outcome = run(one)
+        assert outcome.rounds == 4
+        assert math.isfinite(outcome.best)
+
+
+def test_batches_are_drawn_anew_and_without_replacement() -> None:
+    data = load_dataset(CANCER)
+    problem = logistic_regression(data, file_order(len(data), 7))
+    batches = Minibatches(problem, 0.25, seed=3)
+    first, again, other = batches.draw(0), batches.draw(0), batches.draw(1)
+    assert first.tolist() == again.tolist() != other.tolist()
+    assert len(set(first.tolist())) == len(first) == batches.counts.sum()
+    owners = np.searchsorted(problem.offsets, first, side="right") - 1
+    assert np.bincount(owners).tolist() == batches.counts.tolist()
+    x = batches.start()
+    rows = batches.all_gradients(x, 2)["x"]
+    for worker in range(7):
+        own = batches.gradient(worker, x, 2)["x"]
+        assert rows[worker].numpy() == pytest.approx(own.numpy(), rel=1e-13)  # the order of sums differs in dense rows
+    with pytest.raises(ConfigError, match=r"\(0, 1\], got 0"):
+        Minibatches(problem, 0.0)
+
+
+def test_the_mean_of_many_batches_is_the_gradient() -> None:
+    data = load_dataset(CANCER)
+    batches = Minibatches(logistic_regression(data, file_order(len(data), 3)), 0.2)
+    x = batches.start()
+    draws = np.stack([batches.all_gradients(x, step)["x"].numpy() for step in range(400)])
+    error = np.abs(draws.mean(0) - batches.all_full_gradients(x)["x"].numpy())
+    assert (error < 5 * draws.std(0) / math.sqrt(400)).all()
+
+
+def test_page_on_batches_of_everything_is_ef21() -> None:
+    data = load_dataset(CANCER)
+    problem = logistic_regression(data, file_order(len(data), 3))
+    runs = [
+        simulate(subject, parse(rule), steps=30, step_size=0.05).x["x"]
+        for subject, rule in (
+            (problem, "ef21(topk(count=2))"),
+            (Minibatches(problem, 1.0), "ef21page(topk(count=2), 1.0)"),
+        )
+    ]
+    assert runs[0].tolist() == runs[1].tolist()
+
+
+def test_the_command_writes_a_record_a_table_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, page = tmp_path / "r.jsonl", tmp_path / "p.html"
+    words = ["reproduce", "ef21", "--dataset", CANCER, "--figures", "tuned", "--rounds", "30", "--out", str(record)]
+    assert main([*words, "--page", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "Tuned methods · breast_cancer" in shown
+    assert "EF21 k=1, 128×" in shown
+    outcomes = read_outcomes(record)
+    assert [one.setting.label for one in outcomes] == ["EF21 k=1, 128×", "EF k=1, 64×", "EF21+ k=1, 512×", "GD 1×"]
+    assert "against bits" in page.read_text()
+    before = record.read_text()
+    assert main([*words, "--resume", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["setting"]["label"] for line in lines] == [one.setting.label for one in outcomes]
+    assert record.read_text() == before
+
+
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, calls = tmp_path / "r.jsonl", []
+
+    def interrupted(one: Setting, *more: object) -> Outcome:
+        calls.append(one)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return run(one)
+
+    monkeypatch.setattr("thinwire.cli.reproduce_ef21.run", interrupted)
+    words = ["reproduce", "ef21", "--dataset", CANCER, "--figures", "tuned", "--rounds", "5", "--out", str(record)]
+    assert main(words) == 130
+    said = capsys.readouterr()
+    assert "EF k=1" in said.out
+    assert "--resume" in said.err
+    assert len(read_outcomes(record)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--dataset", "nothing"], "unknown data set 'nothing'"),
+        (["--figures", "x"], "unknown figure 'x'"),
+        (["--resume"], "give --out as well"),
+    ],
+)
+def test_a_mistake_is_explained(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("THINWIRE_DATA", raising=False)
+    assert main(["reproduce", "ef21", *words]) == 2
+    assert problem in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"kind": "run", "format": 1}\n')
+    with pytest.raises(RecordError, match="line 1: not a run"):
+        read_outcomes(tmp_path / "r.jsonl")
+
+
+def test_the_benchmark_ends_where_numpy_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "p.html"
+    assert main(["bench", "simulate", "--rounds", "40", "--growth", "50,10000", "--page", str(page), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["workers"] for row in rows] == [20, 50]
+    assert rows[0]["apart"] < 40 * 30 * simulation.np.finfo(float).eps
+    assert rows[1]["numpy_s"] is None
+    assert "Time of a round" in page.read_text()
+    assert main(["bench", "simulate", "--rounds", "20", "--growth", ""]) == 0
+    assert "numpy / ours" in capsys.readouterr().out
