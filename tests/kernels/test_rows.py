@@ -48,29 +48,17 @@ def test_row_products(backend: str, uniform: float | None, shape: tuple[int, int
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
-def test_row_sums(backend: str, uniform: float | None) -> None:
+@pytest.mark.parametrize("columns", [torch.uint16, torch.int32])
+def test_row_sums(backend: str, uniform: float | None, columns: torch.dtype) -> None:
     made, offsets = matrix(40, 9, uniform), [0, 1, 1, 25, 40]
     weights = np.random.default_rng(1).normal(size=40)
-    pointers, columns, values = parts(made, uniform)
-    owners = torch.from_numpy(np.repeat(np.arange(40, dtype=np.int32), np.diff(made.indptr)))
+    pointers, places, values = parts(made, uniform)
     expected = loops(made, weights, offsets)
     for first, last in ((0, 4), (1, 3), (3, 4)):
-        ends = pointers[torch.tensor(offsets)][first : last + 1]
+        own = torch.tensor(offsets)[first : last + 1]
         with ops.backend(backend):
-            found = ops.row_sums(ends, columns, owners, values, torch.from_numpy(weights), 9)
+            found = ops.row_sums(pointers, places.to(columns), values, torch.from_numpy(weights), own, 9)
         assert found.tolist() == expected[first:last].tolist()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
-def test_joint_row_sum(backend: str, uniform: float | None) -> None:
-    """Two groups of rows, the columns of one left of those of the other."""
-    halves = matrix(10, 6, uniform, seed=1), matrix(12, 5, uniform, seed=2)
-    made = sparse.csr_matrix(sparse.block_diag(halves))
-    weights, offsets = np.random.default_rng(1).normal(size=22), torch.tensor([0, 10, 22])
-    with ops.backend(backend):
-        found = ops.joint_row_sum(*parts(made, uniform), torch.from_numpy(weights), offsets, 11)
-    assert found.tolist() == loops(made, weights, [0, 22])[0].tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

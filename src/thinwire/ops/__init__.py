@@ -83,24 +83,10 @@ def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -
     return implementation(reference.row_products, x.device.type)(pointers, columns, values, x)
 
 
-def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
-    """sum_j weights[j] A[j] over the rows j of each group, dense, added up in their order.
-
-    A has `width` columns and is given by its entries in the order of the rows: the columns and owners (rows) of each,
-    and its value or one for all. The entries ends[i] .. ends[i + 1] - 1 are those of group i.
-    """
+def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
+    """sum_j weights[j] A[j] over the rows offsets[i] <= j < offsets[i + 1] of a CSR matrix with `width` columns, for
+    every i, dense; added up in the order of the rows. `values` has one for each entry or one for all."""
     run = implementation(reference.row_sums, weights.device.type)
-    return run(ends, columns, owners, values, weights, width)
-
-
-def joint_row_sum(
-    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
-) -> Tensor:
-    """sum_j weights[j] A[j] over all rows j of a CSR matrix, added up in their order.
-
-    The rows offsets[i] .. offsets[i + 1] - 1 are those of group i; groups have no column in common.
-    """
-    run = implementation(reference.joint_row_sum, weights.device.type)
     return run(pointers, columns, values, weights, offsets, width)
 
 

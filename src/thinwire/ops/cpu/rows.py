@@ -1,7 +1,8 @@
 """Products with the rows of a CSR matrix and sums of them, on the CPU: one pass over the entries each.
 
 Where all entries have one value, the vector is multiplied by it before the pass, with the same result bit for bit: the
-451,592 entries of a9a are then added up in 0.18 ms in place of 0.24, on one core of an EPYC.
+451,592 entries of a9a are then added up in 0.19 ms in place of 0.24, on one core of an EPYC. Rows of like lengths
+should stand together: those of w8a take 0.28 ms so, and 0.57 in the file's order, which misleads the branch predictor.
 """
 
 from __future__ import annotations
@@ -46,50 +47,30 @@ def _products_of_ones(pointers: Any, columns: Any, x: Any, begin: int, end: int,
 
 @njit(nogil=True, cache=True)
 def _sums(
-    ends: Any, columns: Any, owners: Any, values: Any, weights: Any, begin: int, end: int, width: int, out: Any
+    pointers: Any, columns: Any, values: Any, weights: Any, offsets: Any, begin: int, end: int, width: int, out: Any
 ) -> None:  # pragma: no cover
     for group in range(begin, end):
         start = np.uint64(group * width)
-        entry, last = np.uint64(ends[group]), np.uint64(ends[group + 1])
-        while entry < last:
-            out[start + np.uint64(columns[entry])] += weights[np.uint64(owners[entry])] * values[entry]
-            entry += ONE
+        for row in range(offsets[group], offsets[group + 1]):
+            weight = weights[row]
+            entry, last = np.uint64(pointers[row]), np.uint64(pointers[row + 1])
+            while entry < last:
+                out[start + np.uint64(columns[entry])] += weight * values[entry]
+                entry += ONE
 
 
 @njit(nogil=True, cache=True)
 def _sums_of_ones(
-    ends: Any, columns: Any, owners: Any, weights: Any, begin: int, end: int, width: int, out: Any
+    pointers: Any, columns: Any, weights: Any, offsets: Any, begin: int, end: int, width: int, out: Any
 ) -> None:  # pragma: no cover
     for group in range(begin, end):
         start = np.uint64(group * width)
-        entry, last = np.uint64(ends[group]), np.uint64(ends[group + 1])
-        while entry < last:
-            out[start + np.uint64(columns[entry])] += weights[np.uint64(owners[entry])]
-            entry += ONE
-
-
-@njit(nogil=True, cache=True)
-def _joint_sum(
-    pointers: Any, columns: Any, values: Any, weights: Any, offsets: Any, begin: int, end: int, out: Any
-) -> None:  # pragma: no cover
-    for row in range(offsets[begin], offsets[end]):
-        weight = weights[row]
-        entry, last = np.uint64(pointers[row]), np.uint64(pointers[row + 1])
-        while entry < last:
-            out[np.uint64(columns[entry])] += weight * values[entry]
-            entry += ONE
-
-
-@njit(nogil=True, cache=True)
-def _joint_sum_of_ones(
-    pointers: Any, columns: Any, weights: Any, offsets: Any, begin: int, end: int, out: Any
-) -> None:  # pragma: no cover
-    for row in range(offsets[begin], offsets[end]):
-        weight = weights[row]
-        entry, last = np.uint64(pointers[row]), np.uint64(pointers[row + 1])
-        while entry < last:
-            out[np.uint64(columns[entry])] += weight
-            entry += ONE
+        for row in range(offsets[group], offsets[group + 1]):
+            weight = weights[row]
+            entry, last = np.uint64(pointers[row]), np.uint64(pointers[row + 1])
+            while entry < last:
+                out[start + np.uint64(columns[entry])] += weight
+                entry += ONE
 
 
 def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
@@ -97,38 +78,24 @@ def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -
     a, b, c, d = (part.numpy() for part in (pointers, columns, values, x))
     out = np.empty(a.size - 1, d.dtype)
     if c.size == 1:
-        d = d * c
+        d = d if c[0] == 1 else d * c
         _shared(lambda begin, end: _products_of_ones(a, b, d, begin, end, out), a)
     else:
         _shared(lambda begin, end: _products(a, b, c, d, begin, end, out), a)
     return torch.from_numpy(out)
 
 
-def row_sums(ends: Tensor, columns: Tensor, owners: Tensor, values: Tensor, weights: Tensor, width: int) -> Tensor:
+def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
     """See `reference.row_sums`: every thread takes groups with as many entries and numbers to write."""
-    a, b, c, d, e = (part.numpy() for part in (ends, columns, owners, values, weights))
-    out = np.zeros((a.size - 1) * width, e.dtype)  # by numpy: torch's threads would be left spinning afterwards
-    work = a + width * np.arange(a.size)
-    if d.size == 1:
-        e = e * d
-        _shared(lambda begin, end: _sums_of_ones(a, b, c, e, begin, end, width, out), work)
+    a, b, c, d, e = (part.numpy() for part in (pointers, columns, values, weights, offsets))
+    out = np.zeros((e.size - 1) * width, d.dtype)  # by numpy: torch's threads would be left spinning afterwards
+    work = a[e] + width * np.arange(e.size)
+    if c.size == 1:
+        d = d if c[0] == 1 else d * c
+        _shared(lambda begin, end: _sums_of_ones(a, b, d, e, begin, end, width, out), work)
     else:
         _shared(lambda begin, end: _sums(a, b, c, d, e, begin, end, width, out), work)
     return torch.from_numpy(out).view(-1, width)
-
-
-def joint_row_sum(
-    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int
-) -> Tensor:
-    """See `reference.joint_row_sum`: every thread takes groups with as many entries."""
-    a, b, c, d, e = (part.numpy() for part in (pointers, columns, values, weights, offsets))
-    out = np.zeros(width, d.dtype)
-    if c.size == 1:
-        d = d * c
-        _shared(lambda begin, end: _joint_sum_of_ones(a, b, d, e, begin, end, out), a[e])
-    else:
-        _shared(lambda begin, end: _joint_sum(a, b, c, d, e, begin, end, out), a[e])
-    return torch.from_numpy(out)
 
 
 def _shared(task: Callable[[int, int], None], work: Any) -> None:
