@@ -1,7 +1,7 @@
 # Every target does its own set-up: a machine with Python 3.11 and make is enough. Re-running is quick.
 #
 #   PYTHON=...       which interpreter creates .venv (default: the first of python3.11, python3, … that is new enough)
-#   PYTEST_ARGS=...  passed on to pytest, e.g. make test PYTEST_ARGS="tests/unit -x"
+#   PYTEST_ARGS=...  passed on to pytest in place of two processes at once, e.g. make test PYTEST_ARGS="tests/unit -x"
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,7 +12,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint format bench docs clean distclean

@@ -26,6 +26,7 @@ BENCH = {"--numel", "--densities", "--repeats", "--threads", "--json"}
 COMMANDS = {
     "bench": set(),
     "bench kernels": BENCH | {"--op", "--device"},
+    "bench simulate": {"--dataset", "--data", "--workers", "--rounds", "--growth", "--threads", "--json", "--page"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
     "train": TRAINING | SETTINGS | {"--method", "--seed"},
@@ -35,6 +36,10 @@ COMMANDS = {
     "reproduce vgc": {
         *("--optimizer", "--methods", "--epochs", "--seeds", "--data", "--device", "--small"),
         *("--json", "--resume", "--out", "--page", "--debug"),
+    },
+    "reproduce ef21": {
+        *("--dataset", "--figures", "--rounds", "--quick", "--data", "--json", "--resume", "--out", "--page"),
+        "--debug",
     },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
