@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,9 +101,9 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
-    """See `reference.first_nonfinite`: of a short vector numpy makes the sum, in 3 microseconds in place of 20."""
-    if x.numel() <= SMALLEST_SHARE and x.dtype in (torch.float32, torch.float64):
-        with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(x.numpy().sum()):
-                return torch.tensor(-1)
+    """See `reference.first_nonfinite`: a short vector is cleared by its product with itself, in 5 microseconds where
+    torch's sum takes 20; one that is too large for it is looked at again."""
+    short = x.numel() <= SMALLEST_SHARE and x.dtype in (torch.float32, torch.float64)
+    if short and math.isfinite(x.dot(x).item()):
+        return torch.tensor(-1)
     return reference.first_nonfinite(x, layout)
