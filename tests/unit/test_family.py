@@ -38,7 +38,7 @@ from thinwire import (
 )
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback import Need, Signal, rule_of
-from thinwire.payload import Both, Dense, Empty, Reader, Some, pack_payload, unpack_payload
+from thinwire.payload import Both, Empty, Reader, Some, pack_payload, unpack_payload
 from thinwire.payload.both import SECOND
 
 TOP = TopK(count=1)
@@ -132,11 +132,15 @@ def test_a_lazy_worker_speaks_of_the_parameters_that_moved_away() -> None:
 
 
 def test_an_absent_worker_is_silent_and_changes_nothing() -> None:
-    rule = EF21PP(TOP, 2.0**-40)
-    state = state_of(rule, local=[1.0, 2, 3, 4])
-    assert isinstance(rule.send(Signal(torch.zeros(4)), ONE, state, Key(step=1)), Empty)
-    assert state["local"].tolist() == [1, 2, 3, 4]
-    assert isinstance(rule.send(Signal(torch.zeros(4), first=True), ONE, state, Key(step=1)), Dense)
+    """All take part in the first round; later, with so small a probability, nobody does."""
+    x = torch.zeros(4)
+    simulation = Simulation({"x": x}, EF21PP(TOP, 2.0**-40), workers=1)
+    first = simulation.exchange([{"x": torch.tensor([1.0, 2, 3, 4])}])
+    whole = simulation.ledger.last_step()["message_bytes"]
+    second = simulation.exchange([{"x": torch.zeros(4)}])
+    assert first["x"].tolist() == second["x"].tolist() == [1, 2, 3, 4]
+    assert simulation.channels[0].worker.view("x", "local").tolist() == [1, 2, 3, 4]
+    assert simulation.ledger.last_step()["message_bytes"] <= whole - 4 * 4
 
 
 @pytest.mark.parametrize("second", [TopK(0.5), RandK(0.5, shared=True), QSGD(3, 8)], ids=str)
