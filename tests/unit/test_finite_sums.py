@@ -6,7 +6,9 @@ import bz2
 import gzip
 import lzma
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -267,9 +269,9 @@ def test_a_small_concentration_separates_the_labels_and_a_large_one_does_not() -
         (lambda: objective("l2", sample(), file_order(37, 2), -1.0), "strength must be .* at least 0, got -1"),
     ],
 )
-def test_what_cannot_be_split_or_built_is_refused(make: object, problem: str) -> None:
+def test_what_cannot_be_split_or_built_is_refused(make: Callable[[], object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        make()  # type: ignore[operator]
+        make()
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
@@ -281,11 +283,11 @@ def test_what_cannot_be_split_or_built_is_refused(make: object, problem: str) ->
     [("", open), (".txt", open), (".bz2", bz2.open), (".gz", gzip.open), (".xz", lzma.open), (".txt.xz", lzma.open)],
 )
 def test_a_data_set_is_found_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, opener: object, inner: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, opener: Callable[..., Any], inner: str
 ) -> None:
     (tmp_path / inner).mkdir(exist_ok=True)
     path = tmp_path / inner / f"tiny{ending}"
-    with opener(path, "wb") as stream:  # type: ignore[operator]
+    with opener(path, "wb") as stream:
         stream.write(b"1 1:0.18257\n2 3:1\n1 2:0.1\n")
     for found in (load_dataset("tiny", str(tmp_path)), load_dataset(str(path))):
         assert found.rows.dtype == np.float64

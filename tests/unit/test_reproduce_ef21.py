@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from thinwire.problems.minibatches import Minibatches
 CANCER = "breast_cancer"
 
 
-def setting(rule: str, k: int, **more: object) -> Setting:
-    return Setting("tuned", CANCER, rule, rule, 1.0, k, 50, **more)  # type: ignore[arg-type]
+def setting(rule: str, k: int, **more: Any) -> Setting:
+    return Setting("tuned", CANCER, rule, rule, 1.0, k, 50, **more)
 
 
 def test_every_setting_is_a_method() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire import (
     QSGD,
+    Compressor,
     Contractive,
     EF21Plus,
     HardThreshold,
@@ -134,8 +135,8 @@ def test_marina_s_step_is_the_paper_s_where_workers_are_alike() -> None:
     [(TopK(count=3), 0.3), (RandK(0.2), 0.2), (Identity(), 1.0), (ScaledSign(), 0.1), (Contractive(Natural()), 8 / 9)],
     ids=str,
 )
-def test_a_compressor_s_contraction(compressor: object, alpha: float) -> None:
-    assert theory.contraction(compressor, 10) == pytest.approx(alpha, rel=4 * EPS)  # type: ignore[arg-type]
+def test_a_compressor_s_contraction(compressor: Compressor, alpha: float) -> None:
+    assert theory.contraction(compressor, 10) == pytest.approx(alpha, rel=4 * EPS)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +149,9 @@ def test_a_compressor_s_contraction(compressor: object, alpha: float) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_contraction_is_refused(compressor: object, problem: str) -> None:
+def test_what_is_no_contraction_is_refused(compressor: Compressor, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        theory.contraction(compressor, 10)  # type: ignore[arg-type]
+        theory.contraction(compressor, 10)
 
 
 def test_bias_and_variance_of_each_kind() -> None:

@@ -138,7 +138,7 @@ def simulation(
         growth_page(rows, page)
     if as_json:
         return
-    say(console(), f"EF21, top-1, float64, {threads} threads; {machine('cpu')}")
+    say(console(), f"EF21, top-1, float64; {machine('cpu')} on both sides")
     console().print(simulation_table(rows))
 
 

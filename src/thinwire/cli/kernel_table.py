@@ -11,7 +11,7 @@ from rich.table import Table
 
 from thinwire.experiments.bench.kernels import BYTES_ADDED, KernelRow
 from thinwire.experiments.bench.timing import Timing
-from thinwire.experiments.numbers import NOTHING
+from thinwire.experiments.numbers import NOTHING, plural
 from thinwire.experiments.provenance import cpu_model
 
 
@@ -76,4 +76,4 @@ def machine(device: str) -> str:
     """The processor and its threads, or the GPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{cpu_model()}, {torch.get_num_threads()} threads"
+    return f"{cpu_model()}, {plural(torch.get_num_threads(), 'thread')}"

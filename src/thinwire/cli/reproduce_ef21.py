@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -101,6 +102,10 @@ def _names(dataset: str | None, data: str | None) -> list[str]:
     return ["phishing", "a9a"] if data_folder(data) else [BREAST_CANCER]
 
 
+def _advance(bars: Progress, bar: TaskID, step: int) -> None:
+    bars.update(bar, completed=step)
+
+
 def _run_all(
     context: typer.Context, wanted: Sequence[Setting], record: Path, data: str | None, resume: bool, quiet: bool
 ) -> tuple[list[Outcome], bool]:
@@ -115,7 +120,7 @@ def _run_all(
             for setting in wanted:
                 if setting not in done:
                     bar = bars.add_task(setting.title, total=setting.rounds)
-                    done[setting] = run(setting, data, lambda step, bar=bar: bars.update(bar, completed=step))  # type: ignore[misc]
+                    done[setting] = run(setting, data, partial(_advance, bars, bar))
                     writer.add(done[setting])
                     bars.remove_task(bar)
                 bars.advance(overall)

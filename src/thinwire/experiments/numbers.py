@@ -33,6 +33,18 @@ def show_count(value: float) -> str:
     return _three(value)
 
 
+def show_thousands(count: float) -> str:
+    """A large count, short.
+
+    >>> show_thousands(16_537), show_thousands(444_480), show_thousands(1_760_000), show_thousands(912)
+    ('16.5k', '444k', '1.76M', '912')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{_three(count / size)}{unit}"
+    return f"{count:.0f}"
+
+
 def show_ratio(ratio: Spread | None) -> str:
     """How many times fewer bytes, for a cell of a table."""
     return NOTHING if ratio is None else f"{show_count(ratio.mean)}×"

@@ -10,8 +10,8 @@ from thinwire.experiments.ef21.run import Outcome
 from thinwire.report.figures import Chart, Section, Series, write_figures
 
 COUNTS = (
-    "Bits as the paper counts: 32 for each number, nothing for positions and the start; behind the stroke "
-    "with ⌈log₂ d⌉ bits for each position, EF21+'s flag and the start with whole gradients."
+    "Rounds to each tolerance, and below them a worker's bits: as the paper counts (32 for each number, nothing "
+    "for positions and the start), and with ⌈log₂ d⌉ bits for each position, EF21+'s flag and the whole start."
 )
 
 
@@ -30,4 +30,4 @@ def _section(group: tuple[str, str], runs: Sequence[Outcome]) -> Section:
 
 def _chart(runs: Sequence[Outcome], *, honest: bool, note: str) -> Chart:
     series = [Series(one.setting.label, *curve(one, honest)) for one in runs]
-    return Chart(f"{measure(runs)} against bits", note, "bits of a worker", measure(runs), series)
+    return Chart(f"{measure(runs)} against bits", note, "bits of a worker", measure(runs), series, log_x=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from thinwire.experiments.ef21.bits import honest_bits, paper_bits
+from thinwire.experiments.ef21.course import Reached
 from thinwire.experiments.ef21.run import Outcome
-from thinwire.experiments.numbers import NOTHING, plural
+from thinwire.experiments.numbers import NOTHING, plural, show_thousands
 
 TITLES = {
     "tuned": "Tuned methods",
@@ -53,15 +54,21 @@ def measure(runs: Sequence[Outcome]) -> str:
 def head(runs: Sequence[Outcome]) -> list[str]:
     """The head of a figure's table."""
     tolerances = [f"{one.tolerance:.0e}" for one in runs[0].reached]
-    return ["method", "step", *(f"rounds to {t}" for t in tolerances), *(f"bits to {t}" for t in tolerances), "best"]
+    return ["method", "step", *(f"to {t}" for t in tolerances), "best"]
 
 
 def cells(one: Outcome) -> list[str]:
-    """A run's row: rounds, and bits as the paper counts and, behind a stroke, honestly."""
-    rounds = [NOTHING if each.rounds is None else f"{each.rounds:,}" for each in one.reached]
-    bits = [NOTHING if each.rounds is None else f"{each.paper_bits:,} / {each.honest_bits:,}" for each in one.reached]
+    """A run's row: for each tolerance rounds, and on a second line bits as the paper counts and honestly."""
     best = "diverged" if one.status == "diverged" else f"{one.best:.1e}"
-    return [one.setting.label, f"{one.step:.3g}", *rounds, *bits, best]
+    return [one.setting.label, f"{one.step:.3g}", *map(_reached, one.reached), best]
+
+
+def _reached(each: Reached) -> str:
+    if each.rounds is None:
+        return NOTHING
+    assert each.paper_bits is not None
+    assert each.honest_bits is not None
+    return f"{each.rounds:,}\n{show_thousands(each.paper_bits)} / {show_thousands(each.honest_bits)}"
 
 
 def curve(one: Outcome, honest: bool) -> tuple[list[float], list[float]]:
