@@ -60,6 +60,10 @@ class StepSizeWarning(UserWarning):
     """A step size beyond what a theorem admits; it may work, and often does, but nothing guarantees it."""
 
 
+class OversubscriptionWarning(UserWarning):
+    """More threads than there are cores; the result is right, and comes later."""
+
+
 class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
 

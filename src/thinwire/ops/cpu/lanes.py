@@ -52,6 +52,32 @@ def unambiguous(typing: Any, x: Any, start: Any, y: Any, at: Any, alpha: Any, ta
     return types.uint64(x, types.intp, y, types.intp, x.dtype, x.dtype), emit
 
 
+@intrinsic
+def largest(typing: Any, x: Any, start: Any, mask: Any) -> Any:
+    """The largest of bits & mask, as an integer, among the LANES numbers from x[start]. No bounds check."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers = _load(context, builder, signature.args[0], arguments[0], arguments[1])
+
+        def larger(one: Any, other: Any) -> Any:
+            return builder.select(builder.icmp_signed(">", one, other), one, other)
+
+        return _fold(builder, _magnitudes(builder, numbers, arguments[2]), larger)
+
+    return mask(x, types.intp, mask), emit
+
+
+@intrinsic
+def product_sum(typing: Any, x: Any, start: Any, y: Any, at: Any) -> Any:
+    """The sum of the LANES products x[start + i] y[at + i], added in halves: the same bits on every machine."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_x, of_y = (_load(context, builder, signature.args[i], arguments[i], arguments[i + 1]) for i in (0, 2))
+        return _fold(builder, builder.fmul(of_x, of_y), builder.fadd)
+
+    return x.dtype(x, types.intp, y, types.intp), emit
+
+
 def _load(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:
     """LANES numbers of an array, as a vector."""
     number = context.get_value_type(array_type.dtype)
@@ -63,9 +89,31 @@ def _load(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -
 
 def _compare(builder: Any, numbers: Any, mask: Any, level: Any) -> Any:
     """One bit for each number: whether its bits & mask, as an integer, reach the level."""
+    magnitudes = _magnitudes(builder, numbers, mask)
+    reached = builder.icmp_signed(">=", magnitudes, _splat(builder, level, magnitudes.type))
+    return builder.bitcast(reached, ir.IntType(LANES))
+
+
+def _magnitudes(builder: Any, numbers: Any, mask: Any) -> Any:
+    """The numbers' bits & mask, as integers."""
     vector = ir.VectorType(mask.type, LANES)
-    magnitudes = builder.and_(builder.bitcast(numbers, vector), _splat(builder, mask, vector))
-    return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, level, vector)), ir.IntType(LANES))
+    return builder.and_(builder.bitcast(numbers, vector), _splat(builder, mask, vector))
+
+
+def _fold(builder: Any, vector: Any, join: Any) -> Any:
+    """All lanes in one number: the upper half is joined to the lower one until a single lane is left."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        lower, upper = (_part(builder, vector, side * width, width) for side in (0, 1))
+        vector = join(lower, upper)
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+def _part(builder: Any, vector: Any, first: int, width: int) -> Any:
+    """Some neighbouring lanes."""
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width)))
+    return builder.shuffle_vector(vector, vector, lanes)
 
 
 def _splat(builder: Any, value: Any, vector: Any) -> Any:

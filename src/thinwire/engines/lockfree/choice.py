@@ -1,0 +1,86 @@
+"""What a step takes out of the memory and adds to the shared vector: the largest entries, random ones, or all.
+
+x_j ← x_j − g_j and m_j ← 0 for the chosen j; in terms of v = x/s that is v_j ← v_j − g_j/s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree.maxima import find, settle_
+from thinwire.engines.lockfree.order import below
+from thinwire.ops.cpu.draw import word
+
+# numba's types would have their callers pass the compiler's own first argument
+add_float_: Any = atomics.add_float_
+COIN, FIRST_DRAW = np.uint64(0), np.uint64(1)
+
+
+@njit(nogil=True, cache=True)
+def add_(shared: Any, j: int, change: Any) -> None:  # pragma: no cover
+    """v_j += change."""
+    if shared.atomic:
+        add_float_(shared.v, j, shared.v.dtype.type(change))
+    else:
+        shared.v[j] += shared.v.dtype.type(change)
+
+
+@njit(nogil=True, cache=True)
+def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: float) -> None:  # pragma: no cover
+    """x_j −= g, credited with the weight of all iterates that had not seen it."""
+    change = -g * per_scale
+    add_(shared, j, change)
+    if credit.size:
+        credit[j] -= change * weight
+
+
+@njit(nogil=True, cache=True)
+def send_largest_(
+    shared: Any, private: Any, own: int, k: int, per_scale: float, weight: float
+) -> int:  # pragma: no cover
+    """The k largest of a memory whose tree is in order; how many were not zero."""
+    memory, bits, maxima = private.memory[own], private.bits[own], private.maxima[own]
+    for sent in range(k):
+        j = find(bits, maxima, private.offsets, private.mask)
+        if j < 0:
+            return sent
+        send_(shared, private.credit, j, memory[j], per_scale, weight)
+        memory[j] = 0
+        settle_(bits, maxima, private.offsets, private.mask, 0, j >> 6)
+    return k
+
+
+@njit(nogil=True, cache=True)
+def send_drawn_(
+    shared: Any, private: Any, own: int, rule: Any, key: Any, t: int, per_scale: float, weight: float
+) -> int:  # pragma: no cover
+    """k entries drawn without replacement, k < 1: one with that probability; how many were not zero."""
+    memory, d = private.memory[own], shared.v.size
+    base = np.uint64(word(key, np.uint64(t)))
+    if rule.probability < 1.0 and below(word(base, COIN), 1 << 53) >= rule.probability * 2.0**53:
+        return 0
+    sent, drawn, draw = 0, 0, FIRST_DRAW
+    while drawn < rule.kept:
+        j = below(word(base, draw), d)
+        draw += FIRST_DRAW
+        if private.marks[j] == t + 1:
+            continue
+        private.marks[j] = t + 1
+        drawn += 1
+        if memory[j] != 0:
+            send_(shared, private.credit, j, memory[j], per_scale, weight)
+            memory[j] = 0
+            sent += 1
+    return sent
+
+
+@njit(nogil=True, cache=True)
+def level(share: float, levels: int, bits: Any) -> Any:  # pragma: no cover
+    """A whole number of levels, at random one of the two about share · levels, so that its mean is just that."""
+    exact = share * levels
+    low = np.floor(exact)
+    return low + 1 if below(bits, 1 << 53) < (exact - low) * 2.0**53 else low

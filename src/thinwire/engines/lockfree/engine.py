@@ -1,0 +1,291 @@
+"""Mem-SGD on all cores: W threads, one shared vector, private memories, only k coordinates written in a step."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.engines.lockfree.averages import Average, Final
+from thinwire.engines.lockfree.order import MASKS, Order, shuffled, stream_key
+from thinwire.engines.lockfree.plan import planned
+from thinwire.engines.lockfree.regularisers import Decoupled, InMemory, Regulariser
+from thinwire.engines.lockfree.rules import RANDOM, TOP, Compiled
+from thinwire.engines.lockfree.samples import Samples
+from thinwire.engines.lockfree.schedules import Schedule
+from thinwire.engines.lockfree.state import LINE, NEXT, STOP, Plan, Private, Settings, Shared, private_state
+from thinwire.engines.lockfree.walk import walk_dense, walk_sparse
+from thinwire.errors import ConfigError, OversubscriptionWarning
+from thinwire.feedback import Rule
+from thinwire.spec import parse
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment; its loss is that of the estimate, and was found with the clock stopped."""
+
+    step: int
+    seconds: float
+    """Spent in steps, from the engine's first on."""
+    written: int
+    """Coordinates of the shared vector written so far (of sparsifiers, only numbers other than zero)."""
+    loss: float
+
+
+@dataclass
+class Run:
+    """What a call of `run` did."""
+
+    snapshots: list[Snapshot] = field(default_factory=list)
+    stopped: str = "steps"
+    """Why it ended: steps (all were done), target (the loss was reached), watch, or interrupted (Ctrl-C)."""
+
+    @property
+    def losses(self) -> list[float]:
+        return [snapshot.loss for snapshot in self.snapshots]
+
+
+class LockFree:
+    """PARALLEL-MEM-SGD (Stich, Cordonnier and Jaggi 2018, algorithm 2) for linear models.
+
+        each of W threads:  draw i;  p = m_w + η_t ∇f_i(x);  g = C(p);  x ← x − g;  m_w ← p − g
+
+    x is read without locks and written by atomic additions, so no g is lost: x − Σ_w m_w takes exactly SGD's steps.
+    With `threads=1` it is the sequential algorithm 1, deterministic. `rule` is any of memsgd or plain with identity,
+    topk or randk, and plain(qsgd(levels, bucket=d)).
+
+    `memories` (default: one a thread) is for one thread only: step t then uses memory t mod `memories`, which shows
+    what W workers would do, without chance. `intercept` is the share of the step size by which an unregularised
+    intercept moves (0: there is none). `atomic=False` writes as Hogwild does, and may lose some of what it writes.
+
+    >>> from thinwire.engines.lockfree import Constant, LockFree, Samples
+    >>> samples = Samples.of(np.array([[1.0, 0.5], [0.0, 2.0]]), [1.0, 2.0], loss="squared")
+    >>> engine = LockFree(samples, "memsgd(topk(count=1))", Constant(0.25))
+    >>> run = engine.run(steps=200, every=100)
+    >>> engine.x.round(3).tolist(), run.snapshots[-1].written
+    ([0.5, 1.0], 200)
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        rule: Rule | str,
+        schedule: Schedule,
+        *,
+        regulariser: Regulariser | None = None,
+        average: Average | None = None,
+        order: Order = shuffled,
+        threads: int = 1,
+        memories: int | None = None,
+        seed: int = 0,
+        start: Any = None,
+        intercept: float = 0.0,
+        atomic: bool = True,
+    ) -> None:
+        self.samples, self.schedule, self.order, self.seed = samples, schedule, order, seed
+        self.regulariser: Regulariser = regulariser or Decoupled()
+        self.average: Average = average or Final()
+        self._compiled = Compiled.of(parse(rule) if isinstance(rule, str) else rule, samples.d)
+        self.threads, self.memories = _workers(threads, memories)
+        _check_steps(schedule, self.regulariser)
+        if not (np.isfinite(intercept) and intercept >= 0):
+            raise ConfigError(f"intercept, a share of the step size, must be at least 0 (0: none), got {intercept!r}")
+        inside = self.regulariser.strength if isinstance(self.regulariser, InMemory) else 0.0
+        self._settings = Settings(int(samples.loss), inside, float(intercept), stream_key(seed, MASKS))
+        self._shared = Shared(_start(start, samples), np.zeros(LINE // 8), np.zeros(2 * LINE // 8, np.int64),
+                              atomic and threads > 1)  # fmt: skip
+        self._private = [self._private_state() for _ in range(threads)]
+        self._sum = np.zeros(samples.d + 1)
+        self._weight = 0.0
+        self.step, self.seconds, self.written = 0, 0.0, 0
+        self.last: Plan | None = None
+        """The stretch of steps done last."""
+
+    def _private_state(self) -> Private:
+        code = self._compiled.code
+        inside = self._settings.strength > 0 and not self.samples.dense
+        return private_state(
+            self.samples.d, self.samples.dtype, self.memories // self.threads,
+            tree=code.writes == TOP, marks=code.writes == RANDOM, row=inside, mean=self.average.is_mean,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------- the model
+
+    @property
+    def x(self) -> Array:
+        """The shared vector; a view, which the next steps change."""
+        x: Array = self._shared.v
+        return x
+
+    @property
+    def intercept(self) -> float:
+        """The last iterate's."""
+        return float(self._shared.intercept[0])
+
+    @property
+    def memory(self) -> Array:
+        """m_w of every worker, one in a row, in units of x."""
+        return np.concatenate([private.memory[:, : self.samples.d] for private in self._private])
+
+    @property
+    def estimate(self) -> Array:
+        """The mean of iterates that `average` asks for, else x."""
+        return self._sum[:-1] / self._weight if self._weight else self.x
+
+    @property
+    def estimated_intercept(self) -> float:
+        """The intercept that belongs to `estimate`."""
+        return float(self._sum[-1] / self._weight) if self._weight else self.intercept
+
+    def loss(self) -> float:
+        """f at the estimate."""
+        return self.samples.objective(self.estimate, self.regulariser.strength, self.estimated_intercept)
+
+    def flush_(self) -> None:
+        """x ← x − Σ_w m_w and m_w ← 0: the virtual iterate, at which SGD itself would be."""
+        for private in self._private:
+            self._shared.v[:] -= private.memory[:, : self.samples.d].sum(axis=0)
+            private.memory[:] = 0
+            private.maxima[:] = 0
+
+    def feed_(self, samples: Samples) -> None:
+        """Go on with other samples of the same features, type and loss; x and the memories stay."""
+        old, new = ((each.d, each.dtype, each.loss, each.dense) for each in (self.samples, samples))
+        if old != new:
+            raise ConfigError(f"samples of d, type, loss and density {old} cannot be followed by {new}")
+        self.samples = samples
+
+    # --------------------------------------------------------------------------------------------------------- running
+
+    def run(
+        self,
+        steps: int,
+        *,
+        every: int | None = None,
+        target: float | None = None,
+        watch: Callable[[Snapshot], bool | None] | None = None,
+    ) -> Run:
+        """So many steps more, with a snapshot before the first, after every `every`-th and after the last.
+
+        `every=None` takes none. The run ends early where a snapshot's loss is at most `target` or `watch` returns True.
+        At Ctrl-C the threads stop after the chunk they are at, and the run ends with what was learned so far.
+        """
+        if steps < 0 or (every is not None and every < 1):
+            raise ConfigError(f"run needs steps >= 0 and every >= 1, got {steps} and {every}")
+        run, end, begin = Run(), self.step + steps, self.step
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool:
+            while not (every is not None and self._look(run, target, watch)) and self.step < end:
+                until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
+                if not self._advance(pool, until):
+                    run.stopped = "interrupted"
+                    if every is not None:
+                        run.snapshots.append(self._snapshot())
+                    break
+        return run
+
+    def _look(self, run: Run, target: float | None, watch: Callable[[Snapshot], bool | None] | None) -> bool:
+        """Take a snapshot; whether the run ends here."""
+        now = self._snapshot()
+        run.snapshots.append(now)
+        if watch is not None and watch(now):
+            run.stopped = "watch"
+        elif target is not None and now.loss <= target:
+            run.stopped = "target"
+        return run.stopped != "steps"
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.step, self.seconds, self.written, self.loss())
+
+    def _advance(self, pool: ThreadPoolExecutor, until: int) -> bool:
+        """Steps up to `until`, on the clock; False where they were interrupted."""
+        finished = True
+        while finished and self.step < until:
+            start = time.perf_counter()
+            plan = planned(self, until)
+            finished = self._work(pool, plan)
+            self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
+            self.seconds += time.perf_counter() - start
+        return finished
+
+    def _work(self, pool: ThreadPoolExecutor, plan: Plan) -> bool:
+        """All threads through one stretch; False where Ctrl-C came."""
+        self._shared.counter[:] = 0
+        walk = walk_dense if self.samples.dense else walk_sparse
+        rows, samples = self.samples.compiled, self.samples
+        tasks: list[Future[int]] = [
+            pool.submit(walk, rows, samples.targets, samples.weights, self._shared, private, plan,
+                        self._compiled.code, self._settings)
+            for private in self._private
+        ]  # fmt: skip
+        try:
+            wait(tasks)
+            finished = True
+        except KeyboardInterrupt:
+            self._shared.counter[STOP] = 1
+            wait(tasks)
+            finished = False
+        self.written += sum(task.result() for task in tasks)
+        return finished
+
+    def _close_(self, plan: Plan, done: int) -> None:
+        """After `done` steps of a stretch: v ← x, and the stretch's part of the mean to the sum.
+
+        Σ_t w_t x_t = Σ_t w_t s_t v_t = P_T v_T + Σ_u (v_u − v_{u+1}) P_{u+1} with P_t = Σ_{u<t} w_u s_u.
+        """
+        v, scale = self._shared.v, plan.scale[done]
+        if self.average.is_mean:
+            self._sum[:-1] += plan.weight[done] * v
+            self._sum[-1] += plan.plain_weight[done] * self._shared.intercept[0]
+            self._weight += plan.plain_weight[done]
+            for private in self._private:
+                self._sum += private.credit
+                private.credit[:] = 0
+        if scale != 1:
+            v *= v.dtype.type(scale)
+        self.step += done
+        self.last = plan
+
+
+def _workers(threads: int, memories: int | None) -> tuple[int, int]:
+    """Threads and memories."""
+    if threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    cores = os.cpu_count() or 1
+    if threads > cores:
+        warnings.warn(
+            f"{threads} threads on {cores} cores wait for each other: take at most {cores}",
+            OversubscriptionWarning,
+            stacklevel=3,
+        )
+    if memories is not None and (memories < 1 or (threads > 1 and memories != threads)):
+        raise ConfigError(f"each of {threads} threads has one memory, got memories={memories}: use them with threads=1")
+    return threads, memories or threads
+
+
+def _check_steps(schedule: Schedule, regulariser: Regulariser) -> None:
+    """Refuse a first step that is no positive number, or that decoupled decay would turn the sign of x with."""
+    first = float(schedule(np.zeros(1))[0])
+    if not (np.isfinite(first) and first > 0):
+        raise ConfigError(f"step sizes must be finite and positive, got η_0 = {first}")
+    decay = first * regulariser.strength
+    if isinstance(regulariser, Decoupled) and decay >= 1:
+        raise ConfigError(
+            f"a decoupled regulariser needs η λ < 1, got η_0 λ = {decay:g}: take a larger shift a or smaller steps, "
+            f"or InMemory({regulariser.strength:g})"
+        )
+
+
+def _start(start: Any, samples: Samples) -> Array:
+    x = np.zeros(samples.d, samples.dtype) if start is None else np.array(start, samples.dtype)
+    if x.shape != (samples.d,) or not np.isfinite(x).all():
+        raise ConfigError(f"start must be {samples.d} finite numbers, got an array of shape {x.shape}")
+    return x

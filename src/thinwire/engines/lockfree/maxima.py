@@ -1,0 +1,103 @@
+"""The largest entries of a memory that changes in few places: a tree of maxima, 64 children to a node.
+
+The memory's magnitudes are compared as integers (for floats of one sign the order of the bits is that of the numbers).
+A node holds a bound: no entry below it is larger. An entry that grows lifts the bounds above it; one that shrinks
+leaves them, and a bound that turns out too high is lowered on the way down. So a change costs a comparison or two, and
+finding the largest entry three scans of 64 numbers for d up to 262,144. Of equal magnitudes the lower index is found.
+
+All levels lie in one array: level l + 1 has one node for 64 of level l, and room for whole scans; `offsets[l]` is where
+level l + 1 begins. The highest level has 64 nodes at most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thinwire.ops.cpu import lanes
+from thinwire.ops.cpu.lanes import LANES
+
+# numba's types would have their callers pass the compiler's own first argument
+at_least: Any = lanes.at_least
+largest: Any = lanes.largest
+lowest: Any = lanes.lowest
+
+SHIFT = 6
+"""64 = 2^6 children."""
+
+
+def padded(numel: int) -> int:
+    """The next multiple of 64."""
+    return -(-numel // LANES) * LANES
+
+
+def level_offsets(numel: int) -> NDArray[np.int64]:
+    """Where the levels above `numel` entries begin, and where the highest ends."""
+    offsets, nodes = [0], max(1, numel)
+    while nodes > LANES or len(offsets) == 1:
+        nodes = -(-nodes // LANES)
+        offsets.append(offsets[-1] + padded(nodes))
+    return np.array(offsets, np.int64)
+
+
+@njit(nogil=True, cache=True)
+def lift_(maxima: Any, offsets: Any, j: int, magnitude: Any) -> None:  # pragma: no cover
+    """Entry j has this magnitude now."""
+    node = j
+    for level in range(offsets.size - 1):
+        node >>= SHIFT
+        if magnitude <= maxima[offsets[level] + node]:
+            return
+        maxima[offsets[level] + node] = magnitude
+
+
+@njit(nogil=True, cache=True)
+def below(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int) -> Any:  # pragma: no cover
+    """The largest child of a node of level + 1."""
+    if level == 0:
+        return largest(bits, node << SHIFT, mask)
+    return largest(maxima, offsets[level - 1] + (node << SHIFT), mask)
+
+
+@njit(nogil=True, cache=True)
+def settle_(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int) -> None:  # pragma: no cover
+    """Lower the bound of a node of level + 1 to its largest child, and those above it."""
+    while level < offsets.size - 1:
+        bound = below(bits, maxima, offsets, mask, level, node)
+        if bound == maxima[offsets[level] + node]:
+            return
+        maxima[offsets[level] + node] = bound
+        level += 1
+        node >>= SHIFT
+
+
+@njit(nogil=True, cache=True)
+def refresh_(bits: Any, maxima: Any, offsets: Any, mask: Any, entries: int) -> None:  # pragma: no cover
+    """Every bound anew, after a change of every entry."""
+    for level in range(offsets.size - 1):
+        entries = (entries + LANES - 1) >> SHIFT
+        for node in range(entries):
+            maxima[offsets[level] + node] = below(bits, maxima, offsets, mask, level, node)
+
+
+@njit(nogil=True, cache=True)
+def find(bits: Any, maxima: Any, offsets: Any, mask: Any) -> Any:  # pragma: no cover
+    """The first of the entries of largest magnitude; -1 where all are zero."""
+    top = offsets.size - 2
+    while True:
+        bound = largest(maxima, offsets[top], mask)
+        if bound == 0:
+            return -1
+        node, level = lowest(at_least(maxima, offsets[top], mask, bound)), top
+        while level >= 0:
+            if below(bits, maxima, offsets, mask, level, node) < bound:
+                settle_(bits, maxima, offsets, mask, level, node)
+                break
+            first = node << SHIFT
+            if level == 0:
+                return first + lowest(at_least(bits, first, mask, bound))
+            node = first + lowest(at_least(maxima, offsets[level - 1] + first, mask, bound))
+            level -= 1

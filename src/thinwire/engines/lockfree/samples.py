@@ -1,0 +1,113 @@
+"""The samples of a linear model: rows (CSR or dense), targets and weights, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.engines.lockfree.losses import Loss, weighted_sum
+from thinwire.errors import ConfigError, DataError
+
+Vector = NDArray[np.float64]
+
+
+class CSR(NamedTuple):
+    """Sparse rows, as the compiled steps read them: int64 pointers and int32 columns, no column twice in a row."""
+
+    pointers: Any
+    columns: Any
+    values: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """n rows a_i of d features (scipy CSR or numpy; float32 or float64, else taken as float64), targets y_i, weights.
+
+    f(x) = (1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i) + (λ/2)‖x‖²
+    """
+
+    rows: Any
+    targets: Vector
+    weights: Vector
+    loss: Loss
+
+    @staticmethod
+    def of(rows: Any, targets: Any, *, loss: str | Loss = Loss.LOGISTIC, weights: Any = None) -> Samples:
+        """Refuses wrong shapes, numbers that are not finite, negative weights, and labels other than ±1."""
+        loss, rows = Loss.of(loss), _rows(rows)
+        n = rows.shape[0]
+        y = _vector(targets, n, "targets")
+        w = np.ones(n) if weights is None else _vector(weights, n, "weights")
+        if (w < 0).any():
+            raise DataError(f"weights must be at least 0, got {w.min():g}")
+        if loss.of_classes and not (np.abs(y) == 1).all():
+            strange = y[np.abs(y) != 1][0]
+            raise DataError(
+                f"{loss.name.lower()} loss takes labels -1 and +1, got {strange:g}: map the classes to them"
+            )
+        return Samples(rows, y, w, loss)
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+    @property
+    def d(self) -> int:
+        return int(self.rows.shape[1])
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    @property
+    def dense(self) -> bool:
+        return isinstance(self.rows, np.ndarray)
+
+    @property
+    def compiled(self) -> Any:
+        """The rows as the compiled steps read them."""
+        if self.dense:
+            return self.rows
+        return CSR(self.rows.indptr.astype(np.int64), self.rows.indices.astype(np.int32, copy=False), self.rows.data)
+
+    def mean_loss(self, x: Any, intercept: float = 0.0) -> float:
+        """(1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i)."""
+        predictions = self.rows @ x.astype(self.dtype, copy=False) + intercept
+        return float(weighted_sum(int(self.loss), predictions, self.targets, self.weights)) / len(self)
+
+    def objective(self, x: Any, strength: float, intercept: float = 0.0) -> float:
+        """f(x), with λ = strength."""
+        square = float(np.square(x, dtype=np.float64).sum())
+        return self.mean_loss(x, intercept) + 0.5 * strength * square
+
+
+def _rows(rows: Any) -> Any:
+    sparse = hasattr(rows, "tocsr")
+    rows = rows.tocsr() if sparse else np.asarray(rows)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise DataError(f"rows must be a matrix of at least one sample and one feature, got shape {rows.shape}")
+    if rows.shape[1] >= 1 << 31:
+        raise DataError(f"columns are counted in 31 bits, got {rows.shape[1]} features: hash them to fewer")
+    dtype = rows.dtype if rows.dtype in (np.float32, np.float64) else np.float64
+    if sparse:
+        rows = rows.astype(dtype, copy=False)
+        if not rows.has_canonical_format:
+            rows = rows.copy()
+            rows.sum_duplicates()
+    else:
+        rows = np.ascontiguousarray(rows, dtype)
+    values = rows.data if sparse else rows
+    if not np.isfinite(values).all():
+        raise DataError("rows hold NaN or infinity: impute or drop those samples first")
+    return rows
+
+
+def _vector(numbers: Any, n: int, name: str) -> Vector:
+    vector: Vector = np.ascontiguousarray(numbers, np.float64)
+    if vector.shape != (n,):
+        raise ConfigError(f"{name} have shape {vector.shape}; {n} rows take a vector of {n}")
+    if not np.isfinite(vector).all():
+        raise DataError(f"{name} hold NaN or infinity: drop those samples first")
+    return vector

@@ -1,0 +1,88 @@
+"""What the compiled steps work on: arrays that all threads share, those of one thread, and the plan of a stretch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from thinwire.engines.lockfree.maxima import level_offsets, padded
+
+LINE = 64
+"""Bytes of a cache line: what two threads write to lies in different ones."""
+NEXT, STOP = 0, LINE // 8
+"""Places in `Shared.counter`: the next step that nobody has taken, and whether to take no more."""
+
+
+class Shared(NamedTuple):
+    """One vector v with x = s v, the intercept, and the counter of steps."""
+
+    v: Any
+    intercept: Any
+    counter: Any
+    atomic: bool
+    """Whether several threads add to v, and none of what they add may be lost."""
+
+
+class Private(NamedTuple):
+    """A thread's own arrays: its memories, one in a row, in units of x; what it needs to choose, and to average."""
+
+    memory: Any
+    bits: Any
+    """The same memory as integers."""
+    maxima: Any
+    """The tree over each memory; see `maxima`."""
+    offsets: Any
+    mask: Any
+    marks: Any
+    """The last step at which a coordinate was drawn."""
+    row: Any
+    """Room for one row, all zero between steps."""
+    credit: Any
+    """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
+
+
+class Plan(NamedTuple):
+    """A stretch of steps, t = begin, …: everything that depends on t alone."""
+
+    begin: int
+    samples: Any
+    steps: Any
+    """η_t."""
+    scale: Any
+    """s_t before each step, from 1 on, and after the last."""
+    weight: Any
+    """Σ_{u<t} w_u s_u within the stretch; empty where no mean is wanted."""
+    plain_weight: Any
+    """Σ_{u<t} w_u, for the intercept."""
+    coefficients: Any
+    """Out: η_t w_i ℓ′(z, y), what a row was multiplied with to become a step."""
+
+
+class Settings(NamedTuple):
+    """What stays the same for a whole run."""
+
+    loss: int
+    strength: float
+    """λ, where the regulariser goes through the memory; else 0."""
+    intercept: float
+    """The share of the step size that the intercept moves with; 0 for none."""
+    key: Any
+    """Of the masks of RANDOM and the levels of LEVELS."""
+
+
+def private_state(d: int, dtype: Any, memories: int, *, tree: bool, marks: bool, row: bool, mean: bool) -> Private:
+    """Zeros, of no size where a run has no use for them."""
+    width, whole = padded(d), np.dtype(f"i{np.dtype(dtype).itemsize}")
+    offsets = level_offsets(d)
+    memory = np.zeros((memories, width), dtype)
+    return Private(
+        memory=memory,
+        bits=memory.view(whole),
+        maxima=np.zeros((memories, offsets[-1] if tree else 0), whole),
+        offsets=offsets,
+        mask=whole.type(np.iinfo(whole).max),
+        marks=np.zeros(d if marks else 0, np.int64),
+        row=np.zeros(d if row else 0, dtype),
+        credit=np.zeros(d + 1 if mean else 0),
+    )

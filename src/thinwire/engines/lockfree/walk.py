@@ -1,0 +1,94 @@
+"""The loop that every thread runs: take a chunk of steps from the shared counter, do them, until none is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
+from thinwire.engines.lockfree.losses import slope
+from thinwire.engines.lockfree.sparse_step import sparse_product, sparse_step_
+from thinwire.engines.lockfree.state import NEXT, STOP
+
+# numba's types would have their callers pass the compiler's own first argument
+add_float_: Any = atomics.add_float_
+fetch_add_: Any = atomics.fetch_add_
+CHUNK = 64
+"""Steps taken at a time: the counter is touched once in 30 microseconds or more."""
+
+
+@njit(nogil=True, cache=True)
+def take_(shared: Any, steps: int) -> tuple[int, int]:  # pragma: no cover
+    """The next chunk of steps, empty where none is left or all are to stop."""
+    if shared.counter[STOP]:
+        return steps, steps
+    begin = fetch_add_(shared.counter, NEXT, CHUNK)
+    return min(begin, steps), min(begin + CHUNK, steps)
+
+
+@njit(nogil=True, cache=True)
+def coefficient_(
+    product: Any, i: int, t: int, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, settings: Any
+) -> Any:  # pragma: no cover
+    """c = η w ℓ′(s ⟨a, v⟩ + b, y), by which the row enters the step; the intercept, never compressed, moves at once."""
+    z = plan.scale[t] * product + shared.intercept[0]
+    c = plan.steps[t] * (weights[i] * slope(settings.loss, z, targets[i]))
+    plan.coefficients[t] = c
+    if settings.intercept > 0:
+        add_float_(shared.intercept, 0, -settings.intercept * c)
+        if private.credit.size:
+            private.credit[-1] += settings.intercept * c * plan.plain_weight[t + 1]
+    return c
+
+
+@njit(nogil=True, cache=True)
+def walk_sparse(
+    rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
+) -> int:  # pragma: no cover
+    """Steps along sparse rows; how many coordinates were written."""
+    sent, number = 0, shared.v.dtype.type
+    begin, end = take_(shared, plan.samples.size)
+    while begin < end:
+        for t in range(begin, end):
+            i = plan.samples[t]
+            first, last = rows.pointers[i], rows.pointers[i + 1]
+            columns, values = rows.columns[first:last], rows.values[first:last]
+            product = sparse_product(columns, values, shared.v)
+            c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
+            own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
+            per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
+            if settings.strength > 0:
+                r = number(plan.steps[t] * settings.strength)
+                private.row[columns] = values
+                sent += dense_step_(
+                    private.row, c, r, shared, private, own, rule, settings.key, step, per_scale, weight
+                )
+                private.row[columns] = 0
+            else:
+                sent += sparse_step_(
+                    columns, values, c, shared, private, own, rule, settings.key, step, per_scale, weight
+                )
+        begin, end = take_(shared, plan.samples.size)
+    return sent
+
+
+@njit(nogil=True, cache=True)
+def walk_dense(
+    rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
+) -> int:  # pragma: no cover
+    """Steps along dense rows; how many coordinates were written."""
+    sent, number = 0, shared.v.dtype.type
+    begin, end = take_(shared, plan.samples.size)
+    while begin < end:
+        for t in range(begin, end):
+            i = plan.samples[t]
+            product = dense_product(rows[i], shared.v)
+            c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
+            own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
+            per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
+            r = number(plan.steps[t] * settings.strength)
+            sent += dense_step_(rows[i], c, r, shared, private, own, rule, settings.key, step, per_scale, weight)
+        begin, end = take_(shared, plan.samples.size)
+    return sent
