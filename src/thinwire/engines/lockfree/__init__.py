@@ -6,12 +6,12 @@ from thinwire.engines.lockfree.averages import Uniform as Uniform
 from thinwire.engines.lockfree.averages import Weighted as Weighted
 from thinwire.engines.lockfree.averages import weight_sum as weight_sum
 from thinwire.engines.lockfree.engine import LockFree as LockFree
-from thinwire.engines.lockfree.engine import Run as Run
-from thinwire.engines.lockfree.engine import Snapshot as Snapshot
 from thinwire.engines.lockfree.losses import Loss as Loss
 from thinwire.engines.lockfree.order import Order as Order
 from thinwire.engines.lockfree.order import independent as independent
 from thinwire.engines.lockfree.order import shuffled as shuffled
+from thinwire.engines.lockfree.record import Run as Run
+from thinwire.engines.lockfree.record import Snapshot as Snapshot
 from thinwire.engines.lockfree.regularisers import Decoupled as Decoupled
 from thinwire.engines.lockfree.regularisers import InMemory as InMemory
 from thinwire.engines.lockfree.regularisers import Regulariser as Regulariser

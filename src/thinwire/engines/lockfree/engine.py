@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import time
-import warnings
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.engines.lockfree.averages import Average, Final
+from thinwire.engines.lockfree.checks import check_intercept, check_steps, checked_start, checked_workers
 from thinwire.engines.lockfree.order import MASKS, Order, shuffled, stream_key
 from thinwire.engines.lockfree.plan import planned
+from thinwire.engines.lockfree.record import Run, Snapshot
 from thinwire.engines.lockfree.regularisers import Decoupled, InMemory, Regulariser
 from thinwire.engines.lockfree.rules import RANDOM, TOP, Compiled
 from thinwire.engines.lockfree.samples import Samples
 from thinwire.engines.lockfree.schedules import Schedule
 from thinwire.engines.lockfree.state import LINE, NEXT, STOP, Plan, Private, Settings, Shared, private_state
 from thinwire.engines.lockfree.walk import walk_dense, walk_sparse
-from thinwire.errors import ConfigError, OversubscriptionWarning
+from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
 from thinwire.spec import parse
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A run at one moment; its loss is that of the estimate, and was found with the clock stopped."""
-
-    step: int
-    seconds: float
-    """Spent in steps, from the engine's first on."""
-    written: int
-    """Coordinates of the shared vector written so far (of sparsifiers, only numbers other than zero)."""
-    loss: float
-
-
-@dataclass
-class Run:
-    """What a call of `run` did."""
-
-    snapshots: list[Snapshot] = field(default_factory=list)
-    stopped: str = "steps"
-    """Why it ended: steps (all were done), target (the loss was reached), watch, or interrupted (Ctrl-C)."""
-
-    @property
-    def losses(self) -> list[float]:
-        return [snapshot.loss for snapshot in self.snapshots]
 
 
 class LockFree:
@@ -89,20 +64,21 @@ class LockFree:
         seed: int = 0,
         start: Any = None,
         intercept: float = 0.0,
+        start_intercept: float = 0.0,
         atomic: bool = True,
     ) -> None:
         self.samples, self.schedule, self.order, self.seed = samples, schedule, order, seed
         self.regulariser: Regulariser = regulariser or Decoupled()
         self.average: Average = average or Final()
         self._compiled = Compiled.of(parse(rule) if isinstance(rule, str) else rule, samples.d)
-        self.threads, self.memories = _workers(threads, memories)
-        _check_steps(schedule, self.regulariser)
-        if not (np.isfinite(intercept) and intercept >= 0):
-            raise ConfigError(f"intercept, a share of the step size, must be at least 0 (0: none), got {intercept!r}")
+        self.threads, self.memories = checked_workers(threads, memories)
+        check_steps(schedule, self.regulariser)
+        check_intercept(intercept)
         inside = self.regulariser.strength if isinstance(self.regulariser, InMemory) else 0.0
         self._settings = Settings(int(samples.loss), inside, float(intercept), stream_key(seed, MASKS))
-        self._shared = Shared(_start(start, samples), np.zeros(LINE // 8), np.zeros(2 * LINE // 8, np.int64),
+        self._shared = Shared(checked_start(start, samples), np.zeros(LINE // 8), np.zeros(2 * LINE // 8, np.int64),
                               atomic and threads > 1)  # fmt: skip
+        self._shared.intercept[0] = start_intercept
         self._private = [self._private_state() for _ in range(threads)]
         self._sum = np.zeros(samples.d + 1)
         self._weight = 0.0
@@ -182,15 +158,25 @@ class LockFree:
         if steps < 0 or (every is not None and every < 1):
             raise ConfigError(f"run needs steps >= 0 and every >= 1, got {steps} and {every}")
         run, end, begin = Run(), self.step + steps, self.step
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool:
-            while not (every is not None and self._look(run, target, watch)) and self.step < end:
-                until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
-                if not self._advance(pool, until):
-                    run.stopped = "interrupted"
-                    if every is not None:
-                        run.snapshots.append(self._snapshot())
-                    break
+        self._shared.counter[STOP] = 0
+        try:
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool, self._stopping():
+                while not (every is not None and self._look(run, target, watch)) and self.step < end:
+                    until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
+                    pool.submit(self._advance, pool, until).result()
+        except KeyboardInterrupt:
+            run.stopped = "interrupted"
+            if every is not None:
+                run.snapshots.append(self._snapshot())
         return run
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Whatever ends the block, the threads take no more steps; only the main thread hears of Ctrl-C."""
+        try:
+            yield
+        finally:
+            self._shared.counter[STOP] = 1
 
     def _look(self, run: Run, target: float | None, watch: Callable[[Snapshot], bool | None] | None) -> bool:
         """Take a snapshot; whether the run ends here."""
@@ -205,36 +191,25 @@ class LockFree:
     def _snapshot(self) -> Snapshot:
         return Snapshot(self.step, self.seconds, self.written, self.loss())
 
-    def _advance(self, pool: ThreadPoolExecutor, until: int) -> bool:
-        """Steps up to `until`, on the clock; False where they were interrupted."""
-        finished = True
-        while finished and self.step < until:
+    def _advance(self, pool: ThreadPoolExecutor, until: int) -> None:
+        """Steps up to `until`, on the clock, or up to the chunks that were begun before all are to stop."""
+        while self.step < until and not self._shared.counter[STOP]:
             start = time.perf_counter()
             plan = planned(self, until)
-            finished = self._work(pool, plan)
+            self._shared.counter[NEXT] = 0
+            others = [pool.submit(self._walk, private, plan) for private in self._private[1:]]
+            self.written += self._walk(self._private[0], plan) + sum(other.result() for other in others)
             self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
             self.seconds += time.perf_counter() - start
-        return finished
 
-    def _work(self, pool: ThreadPoolExecutor, plan: Plan) -> bool:
-        """All threads through one stretch; False where Ctrl-C came."""
-        self._shared.counter[:] = 0
-        walk = walk_dense if self.samples.dense else walk_sparse
-        rows, samples = self.samples.compiled, self.samples
-        tasks: list[Future[int]] = [
-            pool.submit(walk, rows, samples.targets, samples.weights, self._shared, private, plan,
-                        self._compiled.code, self._settings)
-            for private in self._private
-        ]  # fmt: skip
-        try:
-            wait(tasks)
-            finished = True
-        except KeyboardInterrupt:
-            self._shared.counter[STOP] = 1
-            wait(tasks)
-            finished = False
-        self.written += sum(task.result() for task in tasks)
-        return finished
+    def _walk(self, private: Private, plan: Plan) -> int:
+        """One thread's part of a stretch; how many coordinates it wrote."""
+        walk, samples = walk_dense if self.samples.dense else walk_sparse, self.samples
+        written: int = walk(
+            samples.compiled, samples.targets, samples.weights, self._shared, private, plan,
+            self._compiled.code, self._settings,
+        )  # fmt: skip
+        return written
 
     def _close_(self, plan: Plan, done: int) -> None:
         """After `done` steps of a stretch: v ← x, and the stretch's part of the mean to the sum.
@@ -253,39 +228,3 @@ class LockFree:
             v *= v.dtype.type(scale)
         self.step += done
         self.last = plan
-
-
-def _workers(threads: int, memories: int | None) -> tuple[int, int]:
-    """Threads and memories."""
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
-    cores = os.cpu_count() or 1
-    if threads > cores:
-        warnings.warn(
-            f"{threads} threads on {cores} cores wait for each other: take at most {cores}",
-            OversubscriptionWarning,
-            stacklevel=3,
-        )
-    if memories is not None and (memories < 1 or (threads > 1 and memories != threads)):
-        raise ConfigError(f"each of {threads} threads has one memory, got memories={memories}: use them with threads=1")
-    return threads, memories or threads
-
-
-def _check_steps(schedule: Schedule, regulariser: Regulariser) -> None:
-    """Refuse a first step that is no positive number, or that decoupled decay would turn the sign of x with."""
-    first = float(schedule(np.zeros(1))[0])
-    if not (np.isfinite(first) and first > 0):
-        raise ConfigError(f"step sizes must be finite and positive, got η_0 = {first}")
-    decay = first * regulariser.strength
-    if isinstance(regulariser, Decoupled) and decay >= 1:
-        raise ConfigError(
-            f"a decoupled regulariser needs η λ < 1, got η_0 λ = {decay:g}: take a larger shift a or smaller steps, "
-            f"or InMemory({regulariser.strength:g})"
-        )
-
-
-def _start(start: Any, samples: Samples) -> Array:
-    x = np.zeros(samples.d, samples.dtype) if start is None else np.array(start, samples.dtype)
-    if x.shape != (samples.d,) or not np.isfinite(x).all():
-        raise ConfigError(f"start must be {samples.d} finite numbers, got an array of shape {x.shape}")
-    return x

@@ -25,8 +25,8 @@ at_least: Any = lanes.at_least
 largest: Any = lanes.largest
 lowest: Any = lanes.lowest
 
-SHIFT = 6
-"""64 = 2^6 children."""
+SHIFT: Any = np.uint32(6)
+"""64 = 2^6 children; unsigned, as columns are."""
 
 
 def padded(numel: int) -> int:
@@ -84,20 +84,31 @@ def refresh_(bits: Any, maxima: Any, offsets: Any, mask: Any, entries: int) -> N
 
 
 @njit(nogil=True, cache=True)
+def children(
+    bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int, bound: Any
+) -> Any:  # pragma: no cover
+    """Which children of a node of level + 1 reach a bound, one bit for each."""
+    if level == 0:
+        return at_least(bits, node << SHIFT, mask, bound)
+    return at_least(maxima, offsets[level - 1] + (node << SHIFT), mask, bound)
+
+
+@njit(nogil=True, cache=True)
 def find(bits: Any, maxima: Any, offsets: Any, mask: Any) -> Any:  # pragma: no cover
     """The first of the entries of largest magnitude; -1 where all are zero."""
-    top = offsets.size - 2
+    top = offsets.size - 1
     while True:
-        bound = largest(maxima, offsets[top], mask)
+        bound = largest(maxima, offsets[top - 1], mask)
         if bound == 0:
             return -1
-        node, level = lowest(at_least(maxima, offsets[top], mask, bound)), top
+        node = lowest(at_least(maxima, offsets[top - 1], mask, bound))
+        level = top - 1
         while level >= 0:
-            if below(bits, maxima, offsets, mask, level, node) < bound:
+            reached = children(bits, maxima, offsets, mask, level, node, bound)
+            if reached == 0:
                 settle_(bits, maxima, offsets, mask, level, node)
                 break
-            first = node << SHIFT
-            if level == 0:
-                return first + lowest(at_least(bits, first, mask, bound))
-            node = first + lowest(at_least(maxima, offsets[level - 1] + first, mask, bound))
+            node = (node << SHIFT) + lowest(reached)
             level -= 1
+        if level < 0:
+            return node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ Vector = NDArray[np.float64]
 
 
 class CSR(NamedTuple):
-    """Sparse rows, as the compiled steps read them: int64 pointers and int32 columns, no column twice in a row."""
+    """Sparse rows, as the compiled steps read them; no column twice in a row.
+
+    Columns are unsigned: numba then leaves out the code for indices that count from the end."""
 
     pointers: Any
     columns: Any
@@ -65,12 +68,12 @@ class Samples:
     def dense(self) -> bool:
         return isinstance(self.rows, np.ndarray)
 
-    @property
+    @cached_property
     def compiled(self) -> Any:
         """The rows as the compiled steps read them."""
         if self.dense:
             return self.rows
-        return CSR(self.rows.indptr.astype(np.int64), self.rows.indices.astype(np.int32, copy=False), self.rows.data)
+        return CSR(self.rows.indptr.astype(np.int64), self.rows.indices.astype(np.uint32), self.rows.data)
 
     def mean_loss(self, x: Any, intercept: float = 0.0) -> float:
         """(1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i)."""

@@ -61,7 +61,9 @@ def accumulate_(columns: Any, values: Any, c: Any, private: Any, own: int) -> No
     for p in range(values.size):
         j = columns[p]
         memory[j] += c * values[p]
-        lift_(maxima, private.offsets, j, bits[j] & private.mask)
+        magnitude = bits[j] & private.mask
+        if magnitude > maxima[j >> SHIFT]:
+            lift_(maxima, private.offsets, j, magnitude)
 
 
 @njit(nogil=True, cache=True)
