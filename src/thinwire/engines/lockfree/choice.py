@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import find, settle_
 from thinwire.engines.lockfree.order import below
 from thinwire.ops.cpu.draw import word
@@ -20,7 +20,7 @@ add_float_: Any = atomics.add_float_
 COIN, FIRST_DRAW = np.uint64(0), np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_(shared: Any, j: int, change: Any) -> None:  # pragma: no cover
     """v_j += change."""
     if shared.atomic:
@@ -29,7 +29,7 @@ def add_(shared: Any, j: int, change: Any) -> None:  # pragma: no cover
         shared.v[j] += shared.v.dtype.type(change)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: float) -> None:  # pragma: no cover
     """x_j −= g, credited with the weight of all iterates that had not seen it."""
     change = -g * per_scale
@@ -38,7 +38,7 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
         credit[j] -= change * weight
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def send_largest_(
     shared: Any, private: Any, own: int, k: int, per_scale: float, weight: float
 ) -> int:  # pragma: no cover
@@ -54,7 +54,7 @@ def send_largest_(
     return k
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def send_drawn_(
     shared: Any, private: Any, own: int, rule: Any, key: Any, t: int, per_scale: float, weight: float
 ) -> int:  # pragma: no cover
@@ -78,7 +78,7 @@ def send_drawn_(
     return sent
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def level(share: float, levels: int, bits: Any) -> Any:  # pragma: no cover
     """A whole number of levels, at random one of the two about share · levels, so that its mean is just that."""
     exact = share * levels

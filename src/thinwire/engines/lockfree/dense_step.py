@@ -6,9 +6,9 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from thinwire.engines.lockfree.choice import level, send_, send_drawn_, send_largest_
+from thinwire.engines.lockfree.kernel import kernel
 from thinwire.engines.lockfree.maxima import refresh_
 from thinwire.engines.lockfree.rules import ALL, LEVELS, TOP
 from thinwire.ops.cpu import lanes
@@ -19,7 +19,7 @@ from thinwire.ops.cpu.lanes import LANES
 product_sum: Any = lanes.product_sum
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def dense_product(row: Any, x: Any) -> Any:  # pragma: no cover
     """⟨a, x⟩, 64 products at a time."""
     total = row.dtype.type(0)
@@ -31,7 +31,7 @@ def dense_product(row: Any, x: Any) -> Any:  # pragma: no cover
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def dense_step_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
     per_scale: Any, weight: float,
@@ -54,7 +54,7 @@ def dense_step_(
     return sent
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def accumulate_all_(row: Any, c: Any, r: Any, x: Any, memory: Any) -> None:  # pragma: no cover
     """m ← m + c a + r x."""
     if r == 0:
@@ -65,7 +65,7 @@ def accumulate_all_(row: Any, c: Any, r: Any, x: Any, memory: Any) -> None:  # p
             memory[j] += c * row[j] + r * x[j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def send_all_(
     row: Any, c: Any, r: Any, shared: Any, credit: Any, per_scale: Any, weight: float
 ) -> None:  # pragma: no cover
@@ -79,7 +79,7 @@ def send_all_(
             v[j] += -(c * row[j] + r * v[j]) * per_scale
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def send_all_levels_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, levels: int, key: Any, t: int, per_scale: Any, weight: float
 ) -> int:  # pragma: no cover

@@ -7,8 +7,8 @@ from math import exp, log1p
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from thinwire.engines.lockfree.kernel import kernel
 from thinwire.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ class Loss(IntEnum):
 LOGISTIC, SQUARED = int(Loss.LOGISTIC), int(Loss.SQUARED)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def slope(loss: int, z: float, y: float) -> float:  # pragma: no cover
     """∂ℓ/∂z."""
     if loss == LOGISTIC:
@@ -48,7 +48,7 @@ def slope(loss: int, z: float, y: float) -> float:  # pragma: no cover
     return -y if y * z < 1.0 else 0.0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def value(loss: int, z: float, y: float) -> float:  # pragma: no cover
     """ℓ(z, y), without overflow."""
     if loss == LOGISTIC:
@@ -59,7 +59,7 @@ def value(loss: int, z: float, y: float) -> float:  # pragma: no cover
     return max(0.0, 1.0 - y * z)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def weighted_sum(loss: int, predictions: Any, targets: Any, weights: Any) -> float:  # pragma: no cover
     """Σ wᵢ ℓ(zᵢ, yᵢ)."""
     total = 0.0

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thinwire.engines.lockfree.kernel import kernel
 from thinwire.ops.cpu import lanes
 from thinwire.ops.cpu.lanes import LANES
 
@@ -43,7 +43,7 @@ def level_offsets(numel: int) -> NDArray[np.int64]:
     return np.array(offsets, np.int64)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def lift_(maxima: Any, offsets: Any, j: int, magnitude: Any) -> None:  # pragma: no cover
     """Entry j has this magnitude now."""
     node = j
@@ -54,7 +54,7 @@ def lift_(maxima: Any, offsets: Any, j: int, magnitude: Any) -> None:  # pragma:
         maxima[offsets[level] + node] = magnitude
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def below(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int) -> Any:  # pragma: no cover
     """The largest child of a node of level + 1."""
     if level == 0:
@@ -62,7 +62,7 @@ def below(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int
     return largest(maxima, offsets[level - 1] + (node << SHIFT), mask)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def settle_(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int) -> None:  # pragma: no cover
     """Lower the bound of a node of level + 1 to its largest child, and those above it."""
     while level < offsets.size - 1:
@@ -74,7 +74,7 @@ def settle_(bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: i
         node >>= SHIFT
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def refresh_(bits: Any, maxima: Any, offsets: Any, mask: Any, entries: int) -> None:  # pragma: no cover
     """Every bound anew, after a change of every entry."""
     for level in range(offsets.size - 1):
@@ -83,7 +83,7 @@ def refresh_(bits: Any, maxima: Any, offsets: Any, mask: Any, entries: int) -> N
             maxima[offsets[level] + node] = below(bits, maxima, offsets, mask, level, node)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def children(
     bits: Any, maxima: Any, offsets: Any, mask: Any, level: int, node: int, bound: Any
 ) -> Any:  # pragma: no cover
@@ -93,7 +93,7 @@ def children(
     return at_least(maxima, offsets[level - 1] + (node << SHIFT), mask, bound)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find(bits: Any, maxima: Any, offsets: Any, mask: Any) -> Any:  # pragma: no cover
     """The first of the entries of largest magnitude; -1 where all are zero."""
     top = offsets.size - 1

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thinwire.engines.lockfree.kernel import kernel
 from thinwire.ops.cpu.draw import word
 from thinwire.ops.keys import Key
 
@@ -46,13 +46,13 @@ def independent(samples: int, seed: int, begin: int, end: int) -> Indices:
     return out
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def below(bits: Any, count: int) -> int:  # pragma: no cover
     """64 random bits as a number in [0, count)."""
     return int((np.uint64(bits) >> np.uint64(11)) * 2.0**-53 * count)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _fill_(out: Any, key: Any, begin: int, count: int) -> None:  # pragma: no cover
     for i in range(out.size):
         out[i] = below(word(key, np.uint64(begin + i)), count)

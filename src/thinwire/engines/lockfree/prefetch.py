@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from thinwire.engines.lockfree.kernel import kernel
 
 LINE = 64
 """Bytes that come together."""
@@ -35,7 +37,7 @@ def ask(typing: Any, x: Any, place: Any) -> Any:
 _ask: Any = ask  # numba's types would have their callers pass the compiler's own first argument
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ask_for(x: Any, first: int, last: int) -> None:  # pragma: no cover
     """Fetch x[first:last]."""
     for place in range(first, last, LINE // x.itemsize):

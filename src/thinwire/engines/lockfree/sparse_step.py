@@ -6,15 +6,15 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from thinwire.engines.lockfree.choice import level, send_, send_drawn_, send_largest_
+from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import SHIFT, lift_
 from thinwire.engines.lockfree.rules import ALL, LEVELS, TOP
 from thinwire.ops.cpu.draw import word
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sparse_product(columns: Any, values: Any, x: Any) -> Any:  # pragma: no cover
     """⟨a, x⟩, in four sums: an addition need not wait for the one before it."""
     zero = values.dtype.type(0)
@@ -30,7 +30,7 @@ def sparse_product(columns: Any, values: Any, x: Any) -> Any:  # pragma: no cove
     return (one + two) + (three + four)
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def sparse_step_(
     columns: Any, values: Any, c: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
     per_scale: Any, weight: float,
@@ -54,7 +54,7 @@ def sparse_step_(
     return sent
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def accumulate_(columns: Any, values: Any, c: Any, private: Any, own: int) -> None:  # pragma: no cover
     """m ← m + c a, with the tree over m."""
     memory, bits, maxima = private.memory[own], private.bits[own], private.maxima[own]
@@ -66,7 +66,21 @@ def accumulate_(columns: Any, values: Any, c: Any, private: Any, own: int) -> No
             lift_(maxima, private.offsets, j, magnitude)
 
 
-@njit(nogil=True, cache=True)
+@kernel
+def spread_(row: Any, columns: Any, values: Any) -> None:  # pragma: no cover
+    """Write a sparse row into a dense one of zeros."""
+    for p in range(values.size):
+        row[columns[p]] = values[p]
+
+
+@kernel
+def wipe_(row: Any, columns: Any) -> None:  # pragma: no cover
+    """Zeros again."""
+    for j in columns:
+        row[j] = 0
+
+
+@kernel
 def forget_(columns: Any, private: Any, own: int) -> None:  # pragma: no cover
     """m ← 0, where nothing but a row's entries can be other than zero."""
     for j in columns:
@@ -78,7 +92,7 @@ def forget_(columns: Any, private: Any, own: int) -> None:  # pragma: no cover
                 private.maxima[own, private.offsets[each] + node] = 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def send_levels_(
     columns: Any, values: Any, c: Any, shared: Any, private: Any, levels: int, key: Any, t: int,
     per_scale: Any, weight: float,

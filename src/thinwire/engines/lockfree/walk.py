@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from thinwire.engines.lockfree import atomics
 from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
+from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.losses import slope
 from thinwire.engines.lockfree.prefetch import ask_for
-from thinwire.engines.lockfree.sparse_step import sparse_product, sparse_step_
+from thinwire.engines.lockfree.sparse_step import sparse_product, sparse_step_, spread_, wipe_
 from thinwire.engines.lockfree.state import NEXT, STOP
 
 # numba's types would have their callers pass the compiler's own first argument
@@ -22,7 +21,7 @@ AHEAD = 2
 """Steps by which sparse rows are fetched in advance."""
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take_(shared: Any, steps: int) -> tuple[int, int]:  # pragma: no cover
     """The next chunk of steps, empty where none is left or all are to stop."""
     if shared.counter[STOP]:
@@ -31,7 +30,7 @@ def take_(shared: Any, steps: int) -> tuple[int, int]:  # pragma: no cover
     return min(begin, steps), min(begin + CHUNK, steps)
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def coefficient_(
     product: Any, i: int, t: int, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, settings: Any
 ) -> Any:  # pragma: no cover
@@ -46,7 +45,7 @@ def coefficient_(
     return c
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
     """Fetch the sparse row of step t, if there is one."""
     if t < samples.size:
@@ -55,7 +54,7 @@ def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
         ask_for(rows.values, first, last)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def walk_sparse(
     rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
 ) -> int:  # pragma: no cover
@@ -74,11 +73,11 @@ def walk_sparse(
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
             if settings.strength > 0:
                 r = number(plan.steps[t] * settings.strength)
-                private.row[columns] = values
+                spread_(private.row, columns, values)
                 sent += dense_step_(
                     private.row, c, r, shared, private, own, rule, settings.key, step, per_scale, weight
                 )
-                private.row[columns] = 0
+                wipe_(private.row, columns)
             else:
                 sent += sparse_step_(
                     columns, values, c, shared, private, own, rule, settings.key, step, per_scale, weight
@@ -87,7 +86,7 @@ def walk_sparse(
     return sent
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def walk_dense(
     rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
 ) -> int:  # pragma: no cover
