@@ -26,6 +26,17 @@ BENCH = {"--numel", "--densities", "--repeats", "--threads", "--json"}
 COMMANDS = {
     "bench": set(),
     "bench kernels": BENCH | {"--op", "--device"},
+    "bench lockfree": {
+        "--dataset",
+        "--method",
+        "--initial",
+        "--samples",
+        "--shapes",
+        "--threads",
+        "--repeats",
+        "--data",
+        "--json",
+    },
     "bench simulate": {"--dataset", "--data", "--workers", "--rounds", "--growth", "--threads", "--json", "--page"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},

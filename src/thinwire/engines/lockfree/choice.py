@@ -11,7 +11,7 @@ import numpy as np
 
 from thinwire.engines.lockfree import atomics
 from thinwire.engines.lockfree.kernel import inlined, kernel
-from thinwire.engines.lockfree.maxima import find, settle_
+from thinwire.engines.lockfree.maxima import SHIFT, find, settle_
 from thinwire.engines.lockfree.order import below
 from thinwire.ops.cpu.draw import word
 
@@ -40,8 +40,8 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
 
 @inlined
 def send_largest_(
-    shared: Any, private: Any, own: int, k: int, per_scale: float, weight: float
-) -> int:  # pragma: no cover
+    shared: Any, private: Any, own: int, k: int, per_scale: Any, weight: float
+) -> Any:  # pragma: no cover
     """The k largest of a memory whose tree is in order; how many were not zero."""
     memory, bits, maxima = private.memory[own], private.bits[own], private.maxima[own]
     for sent in range(k):
@@ -50,14 +50,14 @@ def send_largest_(
             return sent
         send_(shared, private.credit, j, memory[j], per_scale, weight)
         memory[j] = 0
-        settle_(bits, maxima, private.offsets, private.mask, 0, j >> 6)
+        settle_(bits, maxima, private.offsets, private.mask, 0, j >> SHIFT)
     return k
 
 
 @inlined
 def send_drawn_(
     shared: Any, private: Any, own: int, rule: Any, key: Any, t: int, per_scale: float, weight: float
-) -> int:  # pragma: no cover
+) -> Any:  # pragma: no cover
     """k entries drawn without replacement, k < 1: one with that probability; how many were not zero."""
     memory, d = private.memory[own], shared.v.size
     base = np.uint64(word(key, np.uint64(t)))

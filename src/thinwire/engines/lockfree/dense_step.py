@@ -35,7 +35,7 @@ def dense_product(row: Any, x: Any) -> Any:  # pragma: no cover
 def dense_step_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
     per_scale: Any, weight: float,
-) -> int:  # pragma: no cover  # fmt: skip
+) -> Any:  # pragma: no cover  # fmt: skip
     """m ← m + c a + r x; then what the rule chooses is sent. How many coordinates were written."""
     if rule.writes == ALL:
         send_all_(row, c, r, shared, private.credit, per_scale, weight)
@@ -82,7 +82,7 @@ def send_all_(
 @kernel
 def send_all_levels_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, levels: int, key: Any, t: int, per_scale: Any, weight: float
-) -> int:  # pragma: no cover
+) -> Any:  # pragma: no cover
     """QSGD of c a + r x. How many levels were not zero."""
     square, sent = 0.0, 0
     for j in range(row.size):

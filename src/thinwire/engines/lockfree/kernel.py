@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import njit
 
-kernel: Any = njit(nogil=True, cache=True, error_model="numpy", _nrt=False)
-inlined: Any = njit(nogil=True, cache=True, error_model="numpy", _nrt=False, inline="always")
+_compile: Any = njit  # its types do not know of _nrt
+kernel: Any = _compile(nogil=True, cache=True, error_model="numpy", _nrt=False)
+inlined: Any = _compile(nogil=True, cache=True, error_model="numpy", _nrt=False, inline="always")
 """For functions of many arrays: each array is seven arguments, which a call would pass through memory in every step."""

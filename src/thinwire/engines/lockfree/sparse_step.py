@@ -34,7 +34,7 @@ def sparse_product(columns: Any, values: Any, x: Any) -> Any:  # pragma: no cove
 def sparse_step_(
     columns: Any, values: Any, c: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
     per_scale: Any, weight: float,
-) -> int:  # pragma: no cover  # fmt: skip
+) -> Any:  # pragma: no cover  # fmt: skip
     """m ← m + c a; then what the rule chooses is sent. How many coordinates were written."""
     if rule.writes == ALL:
         for p in range(values.size):
@@ -96,7 +96,7 @@ def forget_(columns: Any, private: Any, own: int) -> None:  # pragma: no cover
 def send_levels_(
     columns: Any, values: Any, c: Any, shared: Any, private: Any, levels: int, key: Any, t: int,
     per_scale: Any, weight: float,
-) -> int:  # pragma: no cover  # fmt: skip
+) -> Any:  # pragma: no cover  # fmt: skip
     """QSGD: each entry of c a becomes a whole number of |c a|/levels. How many were not zero."""
     square = 0.0
     for a in values:

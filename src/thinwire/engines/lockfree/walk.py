@@ -57,7 +57,7 @@ def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
 @kernel
 def walk_sparse(
     rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
-) -> int:  # pragma: no cover
+) -> Any:  # pragma: no cover
     """Steps along sparse rows; how many coordinates were written."""
     sent, number = 0, shared.v.dtype.type
     begin, end = take_(shared, plan.samples.size)
@@ -89,7 +89,7 @@ def walk_sparse(
 @kernel
 def walk_dense(
     rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
-) -> int:  # pragma: no cover
+) -> Any:  # pragma: no cover
     """Steps along dense rows; how many coordinates were written."""
     sent, number = 0, shared.v.dtype.type
     begin, end = take_(shared, plan.samples.size)
