@@ -201,9 +201,7 @@ def prepared(network: Network) -> tuple[dict[str, Step], dict[str, str]]:
             absent[name] = f"{package} is not installed"
             continue
         try:
-            with torch.backends.cudnn.flags(
-                allow_tf32=False
-            ):  # which a graph keeps: built anew below
+            with torch.backends.cudnn.flags(allow_tf32=False):  # which a graph keeps: built anew below
                 q = build(network)()
             if q is not None:
                 reference = reference or {name: value.clone() for name, value in q.items()}

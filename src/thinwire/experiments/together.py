@@ -103,13 +103,14 @@ class _Room:
     def __init__(self, parameters: ByName, workers: int) -> None:
         numels = [parameter.numel() for parameter in parameters.values()]
         like = next(iter(parameters.values()))
-        flat = torch.zeros(workers, sum(numels), dtype=like.dtype, device=like.device)
+        parts = torch.split(torch.zeros(workers, sum(numels), dtype=like.dtype, device=like.device), numels, 1)
+        self.every: ByName = {
+            name: part.view(workers, *parameter.shape)
+            for part, (name, parameter) in zip(parts, parameters.items(), strict=True)
+        }
+        """All workers', in the first dimension."""
         self.named: list[ByName] = [
-            {
-                name: part.view(parameter.shape)
-                for part, (name, parameter) in zip(row.split(numels), parameters.items(), strict=True)
-            }
-            for row in flat
+            {name: every[worker] for name, every in self.every.items()} for worker in range(workers)
         ]
 
 
@@ -134,19 +135,39 @@ class _Call:
         self.delta = delta
 
     def finish_(self, gradients: _Room, moments: _Room | None) -> None:
+        """Gradients, and moments where they are wanted, of all workers."""
+        input, delta = self.seen()
         for local, name in self._names.items():
-            rows = self.rows(local)
-            size = rows.samples // self._workers
-            for worker in range(self._workers):
-                own = rows.part(slice(worker * size, (worker + 1) * size))
-                gradients.named[worker][name].copy_(own.total())
-                if moments is not None:
-                    own.squares_(moments.named[worker][name], 0)
+            rows = self.rows(local, input, delta)
+            self._totals_(rows, gradients.every[name])
+            if moments is not None:
+                if not isinstance(rows, Formed):  # once for all, and not for each worker
+                    rows = self.rows(local, input.contiguous(), delta.contiguous())
+                self._squares_(rows, moments.every[name])
         self.input = self.delta = None
 
-    def rows(self, local: str) -> Rows:
+    def _totals_(self, rows: Rows, every: Tensor) -> None:
+        if isinstance(rows, Formed):
+            torch.sum(rows.formed.view(self._workers, -1, *rows.shape), 1, out=every)
+            return
+        for own, gradient in zip(self._parts(rows), every, strict=True):
+            gradient.copy_(own.total())
+
+    def _squares_(self, rows: Rows, every: Tensor) -> None:
+        if isinstance(rows, Formed):
+            torch.sum(rows.formed.square().view(self._workers, -1, *rows.shape), 1, out=every)
+            return
+        for own, squares in zip(self._parts(rows), every, strict=True):
+            own.squares_(squares, 0)
+
+    def _parts(self, rows: Rows) -> Iterator[Rows]:
+        """Each worker's."""
+        size = rows.samples // self._workers
+        return (rows.part(slice(first, first + size)) for first in range(0, rows.samples, size))
+
+    def rows(self, local: str, input: Tensor, delta: Tensor) -> Rows:
         """The per-sample gradients of one parameter, worker by worker."""
-        return self._layer.rows(self.module, local, Setting(training=True), *self.seen())
+        return self._layer.rows(self.module, local, Setting(training=True), input, delta)
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Input and δ of the pass."""
@@ -183,8 +204,7 @@ class _NormCall(_Call):
         self._mean, self._rate = (torch.stack(kept).detach() for kept in list(zip(*parts, strict=True))[1:])
         return torch.cat([part[0] for part in parts])
 
-    def rows(self, local: str) -> Rows:
-        input, delta = self.seen()
+    def rows(self, local: str, input: Tensor, delta: Tensor) -> Rows:
         if local == "bias":
             return per_channel(delta)
         mean, rate = (t.repeat_interleave(len(input) // self._workers, 0) for t in (self._mean, self._rate))
