@@ -86,6 +86,11 @@ class LockFree:
         self.last: Plan | None = None
         """The stretch of steps done last."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Pickled arrays come back apart: the memories as integers must be the memories themselves."""
+        self.__dict__.update(state)
+        self._private = [each._replace(bits=each.memory.view(each.bits.dtype)) for each in self._private]
+
     def _private_state(self) -> Private:
         code = self._compiled.code
         inside = self._settings.strength > 0 and not self.samples.dense

@@ -1,0 +1,176 @@
+"""MemSGDClassifier: linear classification by Mem-SGD, one model against the rest for each of several classes."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from thinwire.errors import ConfigError
+from thinwire.feedback import Rule
+from thinwire.sklearn.base import LinearMemSGD
+
+Array = NDArray[Any]
+LOSSES = {"log_loss": "logistic", "hinge": "hinge", "squared_error": "squared"}
+
+
+def _has_probabilities(estimator: MemSGDClassifier) -> bool:
+    if estimator.loss != "log_loss":
+        raise AttributeError(f'probabilities need loss="log_loss", got {estimator.loss!r}')
+    return True
+
+
+@final
+class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
+    """Linear classifier trained by Mem-SGD (Stich, Cordonnier and Jaggi 2018), lock-free on `n_jobs` threads.
+
+        (1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i) + (alpha/2)‖x‖²
+
+    A step writes only the coordinates that `rule` keeps, and remembers the rest: see `thinwire.engines.lockfree`.
+
+    Parameters
+    ----------
+    loss : "log_loss", "hinge" or "squared_error"
+    rule : text or rule
+        What a step writes: "memsgd(topk(count=1))", "memsgd(randk(count=10))", "plain(identity())" for plain SGD.
+    alpha : float
+        Strength of the L2 penalty. The intercept has none.
+    fit_intercept : bool
+    max_iter : int
+        Epochs at most.
+    tol, n_iter_no_change : float or None, int
+        Stop when the loss has not fallen by `tol` in so many epochs in a row; None runs all.
+    learning_rate : "bottou" or "constant"
+        η₀ / (1 + η₀ alpha t), or η₀.
+    eta0 : float or "auto"
+        η₀; "auto" takes what the loss and the memory bear.
+    average : "final", "uniform" or "weighted"
+        The last iterate, or a mean of all, with equal weights or the theorem's (a + t)².
+    flush : bool
+        Write what the memories hold when training ends.
+    n_jobs : int or None
+        Threads; -1 is all cores. Only one thread gives the same result every time.
+    random_state : int, RandomState or None
+    warm_start : bool
+        Go on from the last fit.
+
+    Attributes
+    ----------
+    classes_, coef_, intercept_, n_iter_, n_features_in_, t_ (steps of each model), written_ (coordinates written)
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.feature_extraction.text import TfidfVectorizer
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> model = make_pipeline(StandardScaler(), MemSGDClassifier(random_state=0)).fit(X, y)
+    >>> bool(model.score(X, y) > 0.97)
+    True
+
+    >>> words = make_pipeline(TfidfVectorizer(), MemSGDClassifier("hinge", random_state=0))
+    >>> _ = words.fit(["thin wire", "a thin thread", "thick rope", "a thick cable"], ["thin", "thin", "thick", "thick"])
+    >>> words.predict(["thin cable thin"]).tolist()
+    ['thin']
+    """
+
+    def __init__(
+        self,
+        loss: str = "log_loss",
+        *,
+        rule: Rule | str = "memsgd(topk(count=1))",
+        alpha: float = 1e-4,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        learning_rate: str = "bottou",
+        eta0: float | str = "auto",
+        average: str = "final",
+        flush: bool = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.loss, self.rule, self.alpha, self.fit_intercept = loss, rule, alpha, fit_intercept
+        self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
+        self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
+        self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start
+
+    def _loss(self) -> str:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        return LOSSES[self.loss]
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on samples X of shape (n, d), dense or sparse, and their labels y."""
+        X, y = self._checked(X, y, reset=True, numeric=False)
+        check_classification_targets(y)
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ConfigError(f"a classifier needs at least 2 classes, got one class: {classes[0]!r}")
+        self.classes_ = classes
+        return self._fit(X, self._columns(y), sample_weight)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One pass over some samples; the first call names all `classes` that will ever come."""
+        first = not hasattr(self, "classes_")
+        X, y = self._checked(X, y, reset=first, numeric=False)
+        check_classification_targets(y)
+        self._take_classes(classes, first)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ConfigError(f"labels {unknown.tolist()} are not among classes {self.classes_.tolist()}")
+        return self._partial_fit(X, self._columns(y), sample_weight)
+
+    def _take_classes(self, classes: Any, first: bool) -> None:
+        if first:
+            if classes is None:
+                raise ConfigError("classes must be passed on the first call to partial_fit: all that will ever come")
+            self.classes_ = np.unique(classes)
+        elif classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
+            raise ConfigError(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: {self.classes_!r}"
+            )
+
+    def _columns(self, y: Array) -> Array:
+        """±1: for two classes one column, else each class against the rest."""
+        chosen = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        return np.where(y[:, None] == chosen[None, :], 1.0, -1.0)
+
+    def decision_function(self, X: Any) -> Array:
+        """⟨a, x⟩ + b: (n,) for two classes, else (n, classes)."""
+        check_is_fitted(self)
+        scores: Array = self._features(X) @ self.coef_.T + self.intercept_
+        return scores.ravel() if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Array:
+        scores = self.decision_function(X)
+        chosen = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        labels: Array = self.classes_[chosen]
+        return labels
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Array:
+        """1/(1 + exp(−score)); of several classes, divided by their sum."""
+        scores = self.decision_function(X)
+        with np.errstate(over="ignore"):
+            positive: Array = 1 / (1 + np.exp(-scores))
+        if positive.ndim == 1:
+            return np.column_stack([1 - positive, positive])
+        positive[positive.sum(axis=1) == 0] = 1
+        shares: Array = positive / positive.sum(axis=1, keepdims=True)
+        return shares
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithms of `predict_proba`."""
+        with np.errstate(divide="ignore"):
+            logarithms: Array = np.log(self.predict_proba(X))
+        return logarithms

@@ -1,0 +1,38 @@
+"""The first step size, where the user gives none: what the loss and the memory bear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thinwire.engines.lockfree import Loss, Samples
+from thinwire.engines.lockfree.rules import ALL, LEVELS, Code
+
+CURVATURE = {Loss.LOGISTIC: 0.25, Loss.SQUARED: 1.0, Loss.HINGE: 1.0}
+"""The largest ∂²ℓ/∂z². The hinge has none; 1 makes its steps those of the squared loss."""
+
+
+def waiting(code: Code, d: int) -> float:
+    """d/k: how many of its worker's steps a coordinate waits, about.
+
+    >>> waiting(Code(writes=1, remembers=True, kept=5, probability=1.0), d=100)
+    20.0
+    """
+    return 1.0 if code.writes in (ALL, LEVELS) else d / (code.kept * code.probability)
+
+
+def first_step(samples: Samples, code: Code, strength: float, workers: int, intercept: float) -> float:
+    """η₀ = min(1/L, 1/(λ W d/k)) for L = max_i w_i ℓ″ (‖a_i‖² + b): larger steps let one sample overshoot.
+
+    With η_t = η₀/(1 + η₀λt) = 1/(λ(t + a)) the second bound says a ≥ W d/k, the delay that a memory needs.
+    """
+    rows = samples.rows
+    norms = np.einsum("ij,ij->i", rows, rows) if samples.dense else _sums_of_squares(rows)
+    largest = float(np.max(samples.weights * (norms + intercept)))
+    smooth = 1 / (CURVATURE[samples.loss] * largest) if largest > 0 else 1.0
+    return min(smooth, 1 / (strength * workers * waiting(code, samples.d))) if strength > 0 else smooth
+
+
+def _sums_of_squares(rows: Any) -> Any:
+    return np.asarray(rows.multiply(rows).sum(axis=1)).ravel()

@@ -1,0 +1,244 @@
+"""The estimators keep scikit-learn's conventions, and train what the lock-free engine trains."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("sklearn")
+
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from thinwire.engines.lockfree import Bottou, Decoupled, LockFree, Samples
+from thinwire.errors import ConfigError, DataError, OversubscriptionWarning, SpecError
+from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
+from thinwire.sklearn.base import Course
+
+REASON = "a step with weight 2 is not two steps; scikit-learn's own SGD estimators are excused for the same"
+EXCUSED = {
+    "check_sample_weight_equivalence_on_dense_data": REASON,
+    "check_sample_weight_equivalence_on_sparse_data": REASON,
+}
+CANCER = load_breast_cancer(return_X_y=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # the checks fit to noise, two samples, and so on
+@parametrize_with_checks(
+    [MemSGDClassifier(random_state=0), MemSGDRegressor(random_state=0)], expected_failed_checks=lambda _: EXCUSED
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def cancer() -> tuple[Any, Any]:
+    X, y = CANCER
+    return StandardScaler().fit_transform(X), y
+
+
+def test_a_fit_is_a_run_of_the_engine() -> None:
+    X, y = cancer()
+    model = MemSGDClassifier(eta0=0.05, max_iter=3, tol=None, fit_intercept=False, random_state=0).fit(X, y)
+    seed = int(np.random.RandomState(0).randint(np.iinfo(np.int32).max, size=1)[0])
+    samples = Samples.of(X, np.where(y == 1, 1.0, -1.0))
+    engine = LockFree(samples, "memsgd(topk(count=1))", Bottou(0.05, 1e-4), regulariser=Decoupled(1e-4), seed=seed)
+    for _ in range(3):
+        engine.run(len(y))
+    assert np.array_equal(model.coef_[0], engine.x)
+    assert (model.t_, model.written_, model.n_iter_) == (3 * len(y), 3 * len(y), 3)
+
+
+@pytest.mark.parametrize("loss", ["log_loss", "hinge", "squared_error"])
+@pytest.mark.parametrize("rule", ["memsgd(topk(count=1))", "memsgd(randk(count=3))", "plain(identity())"])
+def test_it_learns_as_well_as_scikit_learns_sgd(loss: str, rule: str) -> None:
+    X, y = cancer()
+    rate = {"learning_rate": "invscaling", "eta0": 1e-3} if loss == "squared_error" else {}  # its default explodes
+    peer = SGDClassifier(loss=loss, random_state=0, **rate)
+    model = MemSGDClassifier(loss, rule=rule, random_state=0).fit(X, y)
+    assert model.score(X, y) >= peer.fit(X, y).score(X, y) - 0.01
+
+
+def test_several_classes_are_each_against_the_rest() -> None:
+    X, y = load_digits(return_X_y=True)
+    X = X / 16
+    model = MemSGDClassifier(random_state=0, max_iter=30, tol=None).fit(X, y)
+    assert model.coef_.shape == (10, 64)
+    assert model.intercept_.shape == (10,)
+    assert model.score(X, y) > 0.94
+    assert np.allclose(model.predict_proba(X).sum(axis=1), 1)
+    assert np.array_equal(model.classes_[model.predict_proba(X).argmax(axis=1)], model.predict(X))
+
+
+def test_regression_comes_near_the_least_squares() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    X, y = StandardScaler().fit_transform(X), (y - y.mean()) / y.std()
+    best = np.linalg.lstsq(X, y, rcond=None)[0]
+    model = MemSGDRegressor(average="weighted", max_iter=200, tol=None, random_state=0).fit(X, y)
+    assert model.coef_.shape == (10,)
+    assert np.mean((y - model.predict(X)) ** 2) < 1.01 * np.mean((y - X @ best) ** 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sparse_rows_give_what_dense_ones_give(dtype: Any) -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = (X / 16).astype(dtype), y % 2
+    models = [MemSGDClassifier(max_iter=3, tol=None, random_state=0).fit(rows, y) for rows in (X, csr_matrix(X))]
+    assert models[0].coef_.dtype == dtype
+    tolerance = 64 * np.finfo(dtype).eps * models[0].t_
+    assert np.abs(models[0].coef_ - models[1].coef_).max() <= tolerance * np.abs(models[0].coef_).max()
+
+
+def test_parts_that_come_one_after_the_other_go_on_from_the_memories() -> None:
+    """Pickled in between: nothing of what training needs is lost."""
+    X, y = cancer()
+    whole, parted = (MemSGDClassifier(random_state=0, eta0=0.05) for _ in range(2))
+    for part in np.array_split(np.arange(len(y)), 5):
+        whole.partial_fit(X[part], y[part], classes=[0, 1])
+        parted.partial_fit(X[part], y[part], classes=[0, 1])
+        parted = pickle.loads(pickle.dumps(parted))
+    assert np.array_equal(whole.coef_, parted.coef_)
+    assert whole.t_ == len(y)
+    assert whole.score(X, y) > 0.95
+
+
+def test_a_part_may_be_sparse_where_others_were_dense() -> None:
+    X, y = cancer()
+    model = MemSGDClassifier(random_state=0).partial_fit(X[:300], y[:300], classes=[0, 1])
+    model.partial_fit(csr_matrix(X[300:].astype(np.float32)), y[300:])
+    other = MemSGDClassifier(random_state=0).partial_fit(csr_matrix(X[:300]), y[:300], classes=[0, 1])
+    other.partial_fit(X[300:], y[300:])
+    assert model.score(X, y) > 0.9
+    assert other.score(X, y) > 0.9
+
+
+def test_classes_are_named_first_and_stay() -> None:
+    X, y = cancer()
+    with pytest.raises(ConfigError, match="classes must be passed on the first call"):
+        MemSGDClassifier().partial_fit(X, y)
+    model = MemSGDClassifier().partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ConfigError, match="is not the same as on last call"):
+        model.partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ConfigError, match=r"labels \[7\] are not among classes \[0, 1\]"):
+        model.partial_fit(X, np.where(y == 1, 7, 0))
+
+
+def test_a_warm_start_goes_on() -> None:
+    X, y = cancer()
+    model = MemSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
+    assert model.fit(X, y).t_ == 4 * len(y)
+    assert clone(model).set_params(warm_start=False).fit(X, y).t_ == 2 * len(y)
+
+
+def test_a_flush_writes_what_the_memory_holds() -> None:
+    X, y = cancer()
+    kept, flushed = (
+        MemSGDClassifier(max_iter=1, tol=None, eta0=0.05, flush=flush, random_state=0).fit(X, y)
+        for flush in (False, True)
+    )
+    memory = kept._engines[0].memory.sum(axis=0)
+    assert np.abs(memory).max() > 0
+    assert np.array_equal(flushed.coef_[0], kept.coef_[0] - memory)
+
+
+def test_pipelines_and_grids() -> None:
+    X, y = CANCER
+    grid = {"memsgdclassifier__rule": ["memsgd(topk(count=1))", "plain(identity())"], "memsgdclassifier__alpha": [1e-3]}
+    model = make_pipeline(StandardScaler(), MemSGDClassifier(random_state=0))
+    assert GridSearchCV(model, grid, cv=3).fit(X, y).best_score_ > 0.95
+
+
+def test_weights_of_zero_leave_samples_out() -> None:
+    X, y = cancer()
+    wrong = np.where(np.arange(len(y)) < 250, 1 - y, y)
+    weight = (np.arange(len(y)) >= 250).astype(float)
+    assert MemSGDClassifier(random_state=0).fit(X, wrong, weight).score(X, y) > 0.95
+
+
+def test_two_threads_learn_too() -> None:
+    X, y = cancer()
+    assert MemSGDClassifier(n_jobs=2, random_state=0, max_iter=50, tol=None).fit(X, y).score(X, y) > 0.95
+    with pytest.warns(OversubscriptionWarning, match="512 threads on"):
+        MemSGDClassifier(n_jobs=512, max_iter=1, tol=None).fit(X, y)
+
+
+def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = cancer()
+    epochs = []
+
+    def epoch(course: Course) -> None:
+        original(course)
+        epochs.append(course)
+        course.interrupted = len(epochs) == 2
+
+    original = Course.epoch
+    monkeypatch.setattr(Course, "epoch", epoch)
+    with pytest.warns(ConvergenceWarning, match=f"interrupted after {2 * len(y)} steps: the model so far is kept"):
+        model = MemSGDClassifier(random_state=0).fit(X, y)
+    assert model.n_iter_ == 2
+    assert model.score(X, y) > 0.9
+
+
+def test_too_few_epochs_are_a_warning_and_enough_are_not() -> None:
+    X, y = cancer()
+    with pytest.warns(ConvergenceWarning, match="2 epochs were not enough for the loss to settle within tol=0.0001"):
+        MemSGDClassifier(max_iter=2).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert MemSGDClassifier(tol=1e-3, random_state=0).fit(X, y).n_iter_ < 100
+
+
+def test_probabilities_are_the_logistic_loss_s_alone() -> None:
+    assert hasattr(MemSGDClassifier(), "predict_proba")
+    assert not hasattr(MemSGDClassifier("hinge"), "predict_proba")
+    X, y = cancer()
+    far = MemSGDClassifier(max_iter=1, tol=None).fit(X, y).predict_proba(1e6 * X)
+    assert np.isfinite(far).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "problem"),
+    [
+        ({"loss": "squared_hinge"}, ConfigError, "loss must be one of log_loss, hinge, squared_error, got"),
+        ({"alpha": -1}, ConfigError, "alpha must be a finite number of at least 0, got -1"),
+        ({"max_iter": 0}, ConfigError, "max_iter must be a finite number of at least 1, got 0"),
+        ({"n_iter_no_change": 0}, ConfigError, "n_iter_no_change must be at least 1, got 0"),
+        ({"eta0": 0}, ConfigError, 'eta0 must be a positive step size or "auto", got 0'),
+        ({"eta0": 2e4}, ConfigError, "η λ < 1"),
+        ({"average": "mean"}, ConfigError, "average must be one of final, uniform, weighted, got 'mean'"),
+        ({"learning_rate": "optimal"}, ConfigError, "learning_rate must be one of bottou, constant, got 'optimal'"),
+        ({"n_jobs": 0}, ConfigError, "n_jobs must be a number of threads"),
+        ({"rule": "memsgd(topk(count=31))"}, ConfigError, "keeps more than the 30 coordinates"),
+        ({"rule": "memsgd(topp(1))"}, SpecError, "topp"),
+        ({"rule": "ef21(topk(count=1))"}, ConfigError, "the lock-free engine runs memsgd or plain"),
+    ],
+)
+def test_bad_parameters_are_errors_at_fit(given: dict[str, Any], error: type[Exception], problem: str) -> None:
+    with pytest.raises(error, match=problem):
+        MemSGDClassifier(**given).fit(*cancer())
+
+
+def test_bad_samples_are_errors() -> None:
+    X, y = cancer()
+    for bad in (np.nan, np.inf):
+        broken = X.copy()
+        broken[3, 4] = bad
+        with pytest.raises(ValueError, match="contains"):
+            MemSGDClassifier().fit(broken, y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        MemSGDClassifier().fit(X, y[:-1])
+    with pytest.raises(DataError, match="weights must be at least 0, got -1"):
+        MemSGDClassifier().fit(X, y, -np.ones(len(y)))
+    with pytest.raises(ConfigError, match="at least 2 classes, got one class"):
+        MemSGDClassifier().fit(X, np.zeros(len(y)))
