@@ -13,7 +13,7 @@ from rich.console import Console
 from thinwire.cli.lockfree_table import reach_table, speed_table
 from thinwire.cli.main import main
 from thinwire.experiments.bench.linear_data import DENSE_D, ENTRIES, SHAPES, SPARSE_D, made_up
-from thinwire.experiments.bench.lockfree import METHODS, SGD, SKLEARN, SpeedRow, sklearn_epochs
+from thinwire.experiments.bench.lockfree import APART, METHODS, SGD, SKLEARN, SpeedRow, sklearn_epochs
 from thinwire.experiments.bench.reach import FACTORS, ReachRow, ending_loss, sklearn_loss
 from thinwire.experiments.bench.timing import Timing
 
@@ -38,9 +38,9 @@ def test_every_method_has_its_row_on_every_number_of_threads(capsys: pytest.Capt
     words = ["bench", "lockfree", "--samples", "60", "--repeats", "1", "--threads", "1,2"]
     assert main([*words, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == len(SHAPES) * (2 * len(METHODS) + 1)
+    assert len(rows) == len(SHAPES) * (2 * len(METHODS) + 3)
     assert {(row["method"], row["threads"]) for row in rows if row["data"] == "skewed"} == {
-        *((method, count) for method in METHODS for count in (1, 2)),
+        *((method, count) for method in (*METHODS, APART) for count in (1, 2)),
         (SKLEARN, 1),
     }
     assert all(row["per_second"] > 0 and row["speedup"] > 0 for row in rows)
