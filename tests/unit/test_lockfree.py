@@ -180,6 +180,18 @@ def test_the_virtual_iterate_takes_all_steps_of_sgd(sparse: bool, rule: str, thr
     assert np.abs(engine.memory).max() > bound.max()  # else the law would say little
 
 
+@pytest.mark.parametrize("rule", ["plain(identity())", "memsgd(topk(count=4))", "memsgd(randk(count=4))"])
+def test_not_one_write_is_lost_where_threads_meet(rule: str) -> None:
+    """Eight coordinates, one cache line: without atomic additions some of these writes go missing."""
+    data, steps = samples(d=8, sparse=False, density=1.0), 60_000
+    engine = LockFree(data, rule, Constant(0.5), threads=2)
+    engine.run(steps)
+    assert engine.last is not None
+    moves = engine.last.coefficients[:, None] * data.rows[engine.last.samples]
+    bound = 4 * steps * EPS * np.abs(moves).sum(0)
+    assert (np.abs(virtual(engine) + moves.sum(0)) <= bound).all()
+
+
 @pytest.mark.parametrize("regulariser", [Decoupled(0.02), InMemory(0.02)])
 def test_the_virtual_iterate_takes_regularised_steps(regulariser: Decoupled | InMemory) -> None:
     """x̃_{t+1} = x̃_t − η_t (∇ℓ + λ x_t), step by step."""

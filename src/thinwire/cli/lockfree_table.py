@@ -12,7 +12,7 @@ from thinwire.experiments.bench.reach import ReachRow
 from thinwire.experiments.numbers import NOTHING, show_count
 
 SPEED_HEAD = ("data", "method", "threads", "thousand steps/s", "slowest – fastest", "over 1 thread", "written a step")
-REACH_HEAD = ("loss", "of sklearn's", "method", "threads", "ms", "epochs", "sklearn's time / ours", "fewer writes")
+REACH_HEAD = ("loss", "times", "method", "threads", "ms", "epochs", "sklearn's time / ours", "fewer writes")
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:

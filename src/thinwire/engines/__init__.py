@@ -1,1 +1,1 @@
-"""Engines drive the halves of a rule and own no algorithm: simulation in one process, DDP over a process group."""
+"""Engines drive the halves of a rule and own no algorithm: simulation, DDP, and many threads without locks."""

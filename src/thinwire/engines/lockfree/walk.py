@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree import atomics, prefetch
 from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.losses import slope
@@ -14,6 +14,7 @@ from thinwire.engines.lockfree.state import NEXT, STOP
 
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
+ask: Any = prefetch.ask
 fetch_add_: Any = atomics.fetch_add_
 CHUNK = 64
 """Steps taken at a time: the counter is touched once in 30 microseconds or more."""
@@ -54,6 +55,14 @@ def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
         ask_for(rows.values, first, last)
 
 
+@inlined
+def ask_for_numbers(rows: Any, samples: Any, t: int, v: Any) -> None:  # pragma: no cover
+    """Fetch what the row of step t meets of v: where others write, some of it is in their caches alone."""
+    if t < samples.size:
+        for p in range(rows.pointers[samples[t]], rows.pointers[samples[t] + 1]):
+            ask(v, rows.columns[p])
+
+
 @kernel
 def walk_sparse(
     rows: Any, targets: Any, weights: Any, shared: Any, private: Any, plan: Any, rule: Any, settings: Any
@@ -64,6 +73,8 @@ def walk_sparse(
     while begin < end:
         for t in range(begin, end):
             ask_for_row(rows, plan.samples, t + AHEAD)
+            if shared.atomic:
+                ask_for_numbers(rows, plan.samples, t + 1, shared.v)
             i = plan.samples[t]
             first, last = rows.pointers[i], rows.pointers[i + 1]
             columns, values = rows.columns[first:last], rows.values[first:last]

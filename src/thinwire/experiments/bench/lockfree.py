@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from thinwire.extras import require
 SGD = "plain(identity())"
 METHODS = (SGD, "memsgd(topk(count=1))", "memsgd(topk(count=10))", "memsgd(randk(count=10))")
 SKLEARN = "scikit-learn SGDClassifier"
-EPOCHS = 2
+APART = "memsgd(topk(count=1)), nothing shared"
+"""As many engines as threads, each by itself: the speed-up that the machine allows at that time."""
+EPOCHS = 10
 """Of each measured turn."""
 
 
@@ -63,19 +66,27 @@ def bench_lockfree(shapes: Sequence[str], samples: int, threads: Sequence[int], 
 
 def _rows(shape: str, data: Samples, threads: Sequence[int], repeats: int) -> Iterator[SpeedRow]:
     steps = EPOCHS * len(data)
-    engines = {(method, count): engine(data, method, count) for method in METHODS for count in threads}
-    runs: dict[str, Callable[[], object]] = {
-        f"{method} {count}": lambda it=it: it.run(steps)  # type: ignore[misc]
-        for (method, count), it in engines.items()
-    }
-    times = side_by_side(runs | {SKLEARN: sklearn_epochs(data, EPOCHS)}, lambda: None, repeats)
     entries = data.d if data.dense else data.rows.nnz / len(data)
-    for (method, count), it in engines.items():
+    engines = {(method, count): [engine(data, method, count)] for method in METHODS for count in threads}
+    engines |= {(APART, count): [engine(data, METHODS[1], 1) for _ in range(count)] for count in threads}
+    runs = {f"{method} {count}": _together(each, steps // len(each)) for (method, count), each in engines.items()}
+    times = side_by_side(runs | {SKLEARN: sklearn_epochs(data, EPOCHS)}, lambda: None, repeats)
+    for (method, count), each in engines.items():
         one = times[f"{method} {min(threads)}"].median
         yield SpeedRow(shape, len(data), data.d, entries, method, count, steps, times[f"{method} {count}"],
-                       it.written / it.step, one)  # fmt: skip
+                       each[0].written / each[0].step, one)  # fmt: skip
     time = times[SKLEARN]
     yield SpeedRow(shape, len(data), data.d, entries, SKLEARN, 1, steps, time, None, time.median)
+
+
+def _together(engines: Sequence[LockFree], steps: int) -> Callable[[], object]:
+    """So many steps of each engine, all at the same time."""
+
+    def run() -> object:
+        with ThreadPoolExecutor(len(engines)) as pool:
+            return list(pool.map(lambda each: each.run(steps), engines))
+
+    return run
 
 
 def engine(data: Samples, method: str, threads: int, initial: float = 1.0, seed: int = 0) -> LockFree:

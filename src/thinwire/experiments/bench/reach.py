@@ -50,7 +50,7 @@ class ReachRow:
 def bench_reach(
     dataset: Dataset, methods: Sequence[str], threads: Sequence[int], repeats: int, initial: float
 ) -> Iterator[ReachRow]:
-    """scikit-learn's first whole epoch at or below each loss, then every method, looked at four times an epoch."""
+    """scikit-learn's first whole epoch at or below each loss, then every method, both looked at once an epoch."""
     data = Samples.of(dataset.rows.astype(np.float32), signs(dataset.labels, dataset.name))
     end = ending_loss(data)
     for factor in FACTORS:
@@ -91,7 +91,7 @@ def _reach(
     """Seconds, epochs and how many times fewer writes; infinitely many seconds where the loss was not reached."""
     n = len(data)
     it = engine(data, method, threads, initial, seed)
-    run = it.run(LONGEST * n, every=n // 4, target=loss)
+    run = it.run(LONGEST * n, every=n, target=loss)
     entries = data.d if data.dense else data.rows.nnz / n
     reached = run.stopped == "target"
     return it.seconds if reached else np.inf, it.step / n, entries * it.step / it.written
