@@ -195,7 +195,11 @@ class Crowd:
 
     def _norms(self, everyone: Signal) -> dict[str, Norms]:
         """Squared norms of worker 0's gradient and of what it has not said."""
-        signal = self._of(everyone, torch.zeros(1, dtype=torch.int64))
+        value, previous = (
+            None if flat is None else flat[: self.layout.numel] for flat in (everyone.value, everyone.previous)
+        )
+        assert value is not None
+        signal = Signal(value, everyone.rescale, everyone.first, previous=previous)
         residual = self.rule.residual(signal, {name: rows[0] for name, rows in self.state.items()})
         return {
             piece.name: Norms(view.square().sum(), None if residual is None else residual[piece.part].square().sum())

@@ -114,13 +114,16 @@ class FiniteSum:
     def gradient_blocks(self, x: Vector, at_once: int | None = None) -> Iterator[tuple[int, Vector]]:
         """∇fᵢ(x) as dense blocks of `at_once` workers (64 MiB unless told), each with its first worker's number."""
         at_once = max(1, BLOCK_BYTES // (8 * self.d)) if at_once is None else at_once
-        common = self.regulariser.gradient(x)
-        for first, block in self.sums.blocks(self.weights(x), at_once):
+        weights, common = self.weights(x), self.regulariser.gradient(x)
+        for first in range(0, self.workers, at_once):
+            block = self.sums.block(weights, first, min(first + at_once, self.workers))
             yield first, np.add(block, common, out=block)
 
     def gradients(self, x: Vector) -> Vector:
         """∇fᵢ(x) of every worker, dense n × d."""
-        return next(self.gradient_blocks(x, self.workers))[1]
+        found = self.sums.block(self.weights(x), 0, self.workers)
+        found += self.regulariser.gradient(x)
+        return found
 
     def mean_gradient(self, x: Vector) -> Vector:
         """∇f(x) = (1/n) Σ ∇fᵢ(x), with one vector of memory."""

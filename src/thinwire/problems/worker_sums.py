@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -43,8 +42,8 @@ class WorkerSums(ABC):
         """The n sums as an n × d matrix, stored as the rows are."""
 
     @abstractmethod
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        """The same as dense blocks of up to `at_once` workers, each with the number of its first worker."""
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
+        """The sums of the workers first..last-1, dense."""
 
 
 @final
@@ -64,18 +63,15 @@ class DenseSums(WorkerSums):
         return found
 
     def all(self, weights: Vector) -> Any:
-        return self._block(weights, 0, self.workers)
+        return self.block(weights, 0, self.workers)
 
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        for first in range(0, self.workers, at_once):
-            yield first, self._block(weights, first, min(first + at_once, self.workers))
-
-    def _block(self, weights: Vector, first: int, last: int) -> Any:
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
         start, stop = self.offsets[first], self.offsets[last]
         pointers = self.offsets[first : last + 1] - start
         block = (weights[start:stop], self._columns[: stop - start], pointers)
         matrix = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(block, shape=(last - first, stop - start))
-        return matrix @ self.rows[start:stop]
+        found: Vector = matrix @ self.rows[start:stop]
+        return found
 
 
 @final
@@ -96,7 +92,7 @@ class SparseSums(WorkerSums):
         distinct, starts = np.unique(pairs[order], return_index=True)
         gather = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
         self._gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(gather, shape=(len(distinct), count))
-        self._csr = _csr(rows)
+        self._csr, self._offsets = _csr(rows), torch.from_numpy(offsets)
         self.columns: NDArray[np.int32] = (distinct % d).astype(np.int32)
         """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
         self.pointers: NDArray[np.int32] = np.searchsorted(distinct, np.arange(self.workers + 1) * d).astype(np.int32)
@@ -119,11 +115,9 @@ class SparseSums(WorkerSums):
     def products(self, x: Vector) -> Vector:
         return _array(row_products(*self._csr, torch.from_numpy(x)))
 
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        offsets, slopes = torch.from_numpy(self.offsets), torch.from_numpy(weights)
-        for first in range(0, self.workers, at_once):
-            own = offsets[first : first + at_once + 1]
-            yield first, _array(row_sums(*self._csr, slopes, own, self.rows.shape[1]))
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
+        own = self._offsets[first : last + 1]
+        return _array(row_sums(*self._csr, torch.from_numpy(weights), own, self.rows.shape[1]))
 
 
 def _csr(matrix: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -108,34 +108,38 @@ def _sums_of_ones(
 
 def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """See `reference.row_products`: every thread takes rows with as many entries."""
-    a, b, c, d = (part.numpy() for part in (pointers, columns, values, x))
+    a, b, c, d = pointers.numpy(), columns.numpy(), values.numpy(), x.numpy()
     out = np.empty(a.size - 1, d.dtype)
     if c.size == 1:
         d = d if c[0] == 1 else d * c
-        _shared(lambda begin, end: _products_of_ones(a, b, d, begin, end, out), a)
+        _shared(lambda begin, end: _products_of_ones(a, b, d, begin, end, out), a.size - 1, int(a[-1]), lambda: a)
     else:
-        _shared(lambda begin, end: _products(a, b, c, d, begin, end, out), a)
+        _shared(lambda begin, end: _products(a, b, c, d, begin, end, out), a.size - 1, int(a[-1]), lambda: a)
     return torch.from_numpy(out)
 
 
 def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
     """See `reference.row_sums`: every thread takes groups with as many entries and numbers to write."""
-    a, b, c, d, e = (part.numpy() for part in (pointers, columns, values, weights, offsets))
-    out = np.zeros((e.size - 1) * width, d.dtype)  # by numpy: torch's threads would be left spinning afterwards
-    work = a[e] + width * np.arange(e.size)
+    a, b, c, d, e = pointers.numpy(), columns.numpy(), values.numpy(), weights.numpy(), offsets.numpy()
+    groups = e.size - 1
+    out = np.zeros(groups * width, d.dtype)  # by numpy: torch's threads would be left spinning afterwards
+    total = int(a[e[-1]] - a[e[0]]) + groups * width
+
+    def work() -> Any:
+        return a[e] - a[e[0]] + width * np.arange(e.size)
+
     if c.size == 1:
         d = d if c[0] == 1 else d * c
-        _shared(lambda begin, end: _sums_of_ones(a, b, d, e, begin, end, width, out), work)
+        _shared(lambda begin, end: _sums_of_ones(a, b, d, e, begin, end, width, out), groups, total, work)
     else:
-        _shared(lambda begin, end: _sums(a, b, c, d, e, begin, end, width, out), work)
+        _shared(lambda begin, end: _sums(a, b, c, d, e, begin, end, width, out), groups, total, work)
     return torch.from_numpy(out).view(-1, width)
 
 
-def _shared(task: Callable[[int, int], None], work: Any) -> None:
-    """task(begin, end) over parts of 0..len(work)-1 with equal shares of the work, which is given added up."""
-    total = int(work[-1] - work[0]) // EASE
-    if alone(total):
-        return task(0, len(work) - 1)
-    cuts = np.searchsorted(work, np.array(bounds(total)) * EASE + work[0])
-    cuts[0], cuts[-1] = 0, len(work) - 1
+def _shared(task: Callable[[int, int], None], count: int, total: int, work: Callable[[], Any]) -> None:
+    """task(begin, end) over parts of 0..count with equal shares of the work, which is given added up."""
+    if alone(total // EASE):
+        return task(0, count)
+    cuts = np.searchsorted(work(), np.array(bounds(total // EASE)) * EASE)
+    cuts[0], cuts[-1] = 0, count
     at_once(lambda i: task(int(cuts[i]), int(cuts[i + 1])), len(cuts) - 1)

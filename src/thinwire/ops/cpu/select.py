@@ -323,22 +323,21 @@ class _Pieces:
     """A layout's non-empty pieces as arrays for the kernels."""
 
     def __init__(self, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None, dtype: Any) -> None:
-        self.starts, self.stops, self.counts, self.ends, self.short = _bounds_of(layout, tuple(counts))
+        self.starts, self.stops, self.counts, self.ends, ones, self.short = _bounds_of(layout, tuple(counts), dtype)
         pairs = zip(ratios, layout.pieces, strict=True) if ratios else ()
-        filled = [ratio for ratio, piece in pairs if piece.numel]
-        self.ratios = np.array(filled, dtype) if ratios else np.ones(self.starts.size, dtype)
+        self.ratios = np.array([ratio for ratio, piece in pairs if piece.numel], dtype) if ratios else ones
 
 
 @lru_cache(maxsize=64)
-def _bounds_of(layout: Layout, counts: tuple[int, ...]) -> tuple[Any, Any, Any, Any, bool]:
-    """Where pieces start and stop, how many numbers of each are wanted, and these added up; whether all pieces are
-    short, and want some. Kept, because there may be 10,000 pieces."""
+def _bounds_of(layout: Layout, counts: tuple[int, ...], dtype: Any) -> tuple[Any, Any, Any, Any, Any, bool]:
+    """Where pieces start and stop, how many numbers of each are wanted, these added up, and ratios of one; whether all
+    pieces are short, and want some. Kept, because there may be 10,000 pieces."""
     filled = [(piece, count) for piece, count in zip(layout.pieces, counts, strict=True) if piece.numel]
     starts = np.array([piece.offset for piece, _ in filled], np.int64)
     numels = np.array([piece.numel for piece, _ in filled], np.int64)
     wanted = np.array([count for _, count in filled], np.int64)
     short = bool((numels <= SHORT).all() and (wanted > 0).all())
-    return starts, starts + numels, wanted, np.cumsum(wanted), short
+    return starts, starts + numels, wanted, np.cumsum(wanted), np.ones(starts.size, dtype), short
 
 
 def largest(
