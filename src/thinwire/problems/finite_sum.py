@@ -76,7 +76,8 @@ class FiniteSum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, all workers together: 8 a number of dense rows, at most 36 an entry of CSR rows, and 20 a row.
+        """Bytes held, all workers together: 8 a number of dense rows, at most 16 an entry of CSR rows (36 once
+        `data_gradients` was asked for), and 20 a row.
 
         A worker as such adds 24: its offset, its size, and the pointers to its entries and sums.
         """

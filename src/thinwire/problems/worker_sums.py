@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -74,43 +76,62 @@ class DenseSums(WorkerSums):
         return found
 
 
-@final
-class SparseSums(WorkerSums):
+@dataclass(frozen=True, eq=False)
+class Pairs:
     """Of a CSR matrix: one product with a matrix that has a row for every (worker, coordinate) pair in the data.
 
     There are P ≤ min(nnz, nd) such pairs, and its nnz entries are those of the rows in another order: it takes
-    16 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
+    12 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
     """
 
-    def __init__(self, rows: Any, offsets: Offsets) -> None:
-        super().__init__(rows, offsets)
-        count, d = rows.shape
+    gather: Any
+    columns: NDArray[np.int32]
+    """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
+    pointers: NDArray[np.int32]
+    d: int
+
+    @classmethod
+    def of(cls, rows: Any, offsets: Offsets) -> Pairs:
+        (count, d), workers = rows.shape, len(offsets) - 1
         of_entry = np.repeat(np.arange(count), np.diff(rows.indptr))
-        of_row = np.repeat(np.arange(self.workers), self.offsets[1:] - self.offsets[:-1])
-        pairs = of_row[of_entry] * d + rows.indices
+        pairs = np.repeat(np.arange(workers), np.diff(offsets))[of_entry] * d + rows.indices
         order = np.argsort(pairs, kind="stable")
         distinct, starts = np.unique(pairs[order], return_index=True)
-        gather = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
-        self._gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(gather, shape=(len(distinct), count))
-        self._csr, self._offsets = _csr(rows), torch.from_numpy(offsets)
-        self.columns: NDArray[np.int32] = (distinct % d).astype(np.int32)
-        """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
-        self.pointers: NDArray[np.int32] = np.searchsorted(distinct, np.arange(self.workers + 1) * d).astype(np.int32)
+        entries = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
+        gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(entries, shape=(len(distinct), count))
+        pointers = np.searchsorted(distinct, np.arange(workers + 1) * d).astype(np.int32)
+        return cls(gather, (distinct % d).astype(np.int32), pointers, d)
 
     @property
     def nbytes(self) -> int:
-        gather = (self._gather.data, self._gather.indices, self._gather.indptr)
-        return sum(int(array.nbytes) for array in (*gather, self._csr[1], self.columns, self.pointers))
+        arrays = (self.gather.data, self.gather.indices, self.gather.indptr, self.columns, self.pointers)
+        return sum(int(array.nbytes) for array in arrays)
 
-    def values(self, weights: Vector) -> Vector:
-        """The sum of each pair: what the CSR matrix of `all` stores."""
-        found: Vector = self._gather @ weights
-        return found
+    def sums(self, weights: Vector) -> Any:
+        """The n sums as a CSR matrix."""
+        sums = (self.gather @ weights, self.columns, self.pointers)
+        return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=(len(self.pointers) - 1, self.d))
+
+
+@final
+class SparseSums(WorkerSums):
+    """Of a CSR matrix: its entries in their order, each added to its worker's sum."""
+
+    def __init__(self, rows: Any, offsets: Offsets) -> None:
+        super().__init__(rows, offsets)
+        self._csr, self._offsets = _csr(rows), torch.from_numpy(offsets)
+
+    @property
+    def nbytes(self) -> int:
+        pairs = vars(self).get("_pairs")
+        return int(self._csr[1].nbytes) + (pairs.nbytes if pairs else 0)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs.of(self.rows, self.offsets)
 
     def all(self, weights: Vector) -> Any:
-        sums = (self.values(weights), self.columns, self.pointers)
-        shape = (self.workers, self.rows.shape[1])
-        return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=shape)
+        return self._pairs.sums(weights)
 
     def products(self, x: Vector) -> Vector:
         return _array(row_products(*self._csr, torch.from_numpy(x)))
