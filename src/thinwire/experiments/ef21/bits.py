@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from thinwire import EF21PP, EF21Plus, parse
+from thinwire import EF21P, EF21PP, EF21Plus, parse
 from thinwire.experiments.ef21.settings import Setting
 
 
@@ -23,7 +23,8 @@ def honest_bits(setting: Setting, d: int, rounds: int) -> int:
     rule, position = parse(setting.rule), math.ceil(math.log2(d))
     each = setting.k * (32 + position) + isinstance(rule, EF21Plus) if setting.k else 32 * d
     down = _down(setting, d) * (32 + (position if setting.down else 0))
-    whole = 32 * d if getattr(rule, "start", None) == "gradient" else 0
+    inner = rule.rule if isinstance(rule, EF21P) else rule
+    whole = 32 * d if getattr(inner, "start", None) == "gradient" else 0
     rest = rounds - 1 if whole else rounds
     return whole + round(rest * each * _share(setting)) + rounds * down
 
