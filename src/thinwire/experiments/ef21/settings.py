@@ -117,7 +117,7 @@ def bidirectional(dataset: str, rounds: int) -> Iterator[Setting]:
     for down, factor in ((2, 32), (4, 64), (16, 64)):
         rule, label = f"ef21bc(topk(count=2), topk(count={down}))", f"EF21-BC 2 up, {down} down, {factor}×"
         yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
-    for down, factor in ((2, 32), (4, 64), (16, 64)):
+    for down, factor in ((2, 16), (4, 32), (16, 32)):
         rule, label = f"ef21p(ef21(topk(count=2)), topk(count={down}))", f"EF21-P 2 up, {down} down, {factor}×"
         yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
 

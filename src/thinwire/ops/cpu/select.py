@@ -348,7 +348,8 @@ def largest(
     a, b = work.numpy(), second.contiguous().numpy()
     pieces = _Pieces(layout, counts, ratios, a.dtype)
     total = int(pieces.ends[-1]) if pieces.ends.size else 0
-    places, entries = np.empty(total, np.int64), np.empty(total, a.dtype)
+    found = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=first.dtype)
+    places, entries = (each.numpy() for each in found)
     if total and pieces.short and alone(a.size):
         settle_each(
             kind, a, b, pieces.ratios, pieces.starts, pieces.stops, pieces.counts, pieces.ends, MASKS[a.dtype.itemsize],
@@ -358,7 +359,7 @@ def largest(
         _Selection(kind, a, b, pieces, places, entries).run()
     if work is not first and kind != PLAIN:
         first.copy_(work)
-    return torch.from_numpy(places), torch.from_numpy(entries)
+    return found
 
 
 class _Selection:
