@@ -157,7 +157,8 @@ def captured(build: Callable[[Network], Step]) -> Callable[[Network], Step]:
         with torch.cuda.graph(graph):
             q = step()
 
-        def replay() -> dict[str, Tensor] | None:
+        def replay(kept: Step = step) -> dict[str, Tensor] | None:
+            """`kept`: the graph reads the model's memory, but does not own it."""
             graph.replay()
             return q
 
@@ -191,7 +192,7 @@ def seconds(step: Step, device: torch.device) -> float:
 
 
 def prepared(network: Network) -> tuple[dict[str, Step], dict[str, str]]:
-    """Who can run it (after one step, whose q is compared with ours), and why the others cannot."""
+    """Who can run it (once its q in full precision was compared with ours), and why the others cannot."""
     steps: dict[str, Step] = {}
     absent: dict[str, str] = {}
     reference: dict[str, Tensor] = {}
@@ -200,13 +201,12 @@ def prepared(network: Network) -> tuple[dict[str, Step], dict[str, str]]:
             absent[name] = f"{package} is not installed"
             continue
         try:
-            step = build(network)
-            with torch.backends.cudnn.flags(allow_tf32=False):
-                q = step()
+            with torch.backends.cudnn.flags(allow_tf32=False):  # which a graph keeps: built anew below
+                q = build(network)()
             if q is not None:
-                reference = reference or q
+                reference = reference or {name: value.clone() for name, value in q.items()}
                 compare(q, reference)
-            steps[name] = step
+            steps[name] = build(network)
         except (NotImplementedError, RuntimeError, AttributeError) as error:
             absent[name] = f"refuses: {(str(error) or type(error).__name__).strip().splitlines()[0][:60]}"
     return steps, absent

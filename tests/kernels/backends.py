@@ -16,7 +16,7 @@ BACKENDS = [
     pytest.param(
         "numba", "cpu", id="numba", marks=pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba")
     ),
-    pytest.param(None, "cuda", id="cuda", marks=pytest.mark.gpu),
+    pytest.param("triton", "cuda", id="cuda", marks=pytest.mark.gpu),
 ]
 LAYOUTS = {
     "one": [1],
@@ -78,17 +78,12 @@ def pair(kind: str, numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def check(
-    op: str, x: Tensor, others: tuple[Tensor, ...], more: tuple[object, ...], name: str | None, device: str
-) -> None:
+def check(op: str, x: Tensor, others: tuple[Tensor, ...], more: tuple[object, ...], name: str, device: str) -> None:
     """One operation by the back-end and by the reference: positions, values, and what is left in place."""
     mine, its = x.clone().to(device), x.clone()
     given = tuple(other.to(device) for other in others)
-    if name is None:
+    with ops.backend(name):
         found = getattr(ops, op)(mine, *given, *more)
-    else:
-        with ops.backend(name):
-            found = getattr(ops, op)(mine, *given, *more)
     expected = getattr(reference, op)(its, *others, *more)
     for a, b in zip((*found, mine), (*expected, its), strict=True):
         assert torch.equal(a.cpu(), b), op

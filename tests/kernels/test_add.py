@@ -14,9 +14,7 @@ from thinwire.ops import reference
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("numel", [1, 1000, 300_007])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_adds_in_order(
-    name: str | None, device: str, numel: int, dtype: torch.dtype, threads: int
-) -> None:
+def test_every_back_end_adds_in_order(name: str, device: str, numel: int, dtype: torch.dtype, threads: int) -> None:
     generator = torch.Generator().manual_seed(numel)
     out = torch.randn(numel, generator=generator, dtype=dtype)
     counts = [min(numel, count) for count in (numel // 10, 0, 1, numel, numel // 3)]
@@ -26,11 +24,8 @@ def test_every_back_end_adds_in_order(
     given = (out.to(device), [p.to(device) for p in places], [e.to(device) for e in entries], 1.0)
     torch.set_num_threads(threads)
     try:
-        if name is None:
+        with ops.backend(name):
             found = ops.add_each_at_(*given)
-        else:
-            with ops.backend(name):
-                found = ops.add_each_at_(*given)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(found.cpu(), expected)

@@ -37,13 +37,10 @@ CASES = {
 }
 
 
-def squares(name: str | None, out: Tensor, beta: int, image: Tensor, delta: Tensor, case: Case) -> Tensor:
+def squares(name: str, out: Tensor, beta: int, image: Tensor, delta: Tensor, case: Case) -> Tensor:
     more = (case.stride, case.dilation, case.groups)
-    if name is None:
+    with ops.backend(name):
         ops.correlation_squares_(out, beta, image, delta, *more)
-    else:
-        with ops.backend(name):
-            ops.correlation_squares_(out, beta, image, delta, *more)
     return out
 
 
@@ -53,7 +50,7 @@ def squares(name: str | None, out: Tensor, beta: int, image: Tensor, delta: Tens
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_every_back_end_squares_per_sample_gradients(
-    name: str | None, device: str, case: Case, dtype: torch.dtype, beta: int, tf32: bool
+    name: str, device: str, case: Case, dtype: torch.dtype, beta: int, tf32: bool
 ) -> None:
     """|q - q64| <= u Q with Q = sum over z of (sum over l of |delta| |x|)^2, which bounds every rounding's share: 2 L
     roundings in each c_z, one for each sample added; in TF32 both factors are rounded to 11 bits first."""

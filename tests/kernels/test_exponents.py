@@ -20,7 +20,7 @@ def same(mine: tuple[Tensor, ...], its: tuple[Tensor, ...]) -> None:
         assert torch.equal(a.cpu().signbit(), b.signbit())
 
 
-def check(values: Tensor, positions: Tensor, layout: Layout, name: str | None, device: str) -> None:
+def check(values: Tensor, positions: Tensor, layout: Layout, name: str, device: str) -> None:
     """Rounded, encoded and decoded by the back-end and by the reference."""
     powers = reference.nearest_powers(values, positions, layout)
     kept, where = powers[powers != 0], positions[powers != 0]
@@ -29,7 +29,7 @@ def check(values: Tensor, positions: Tensor, layout: Layout, name: str | None, d
     assert torch.equal(numbers[0], kept)
     assert numbers[1]
     assert numbers[2]
-    with ops.backend(name or "triton"):
+    with ops.backend(name):
         same((ops.nearest_powers(values.to(device), positions.to(device), layout),), (powers,))
         same(ops.without_zeros(positions.to(device), powers.to(device)), (where, kept))
         same(ops.exponent_codes(kept.to(device), where.to(device), layout), (exponent, packed))
@@ -46,9 +46,7 @@ def some_of(layout: Layout, share: float) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", LAYOUTS)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_is_the_reference(
-    name: str | None, device: str, shape: str, dtype: torch.dtype, threads: int
-) -> None:
+def test_every_back_end_is_the_reference(name: str, device: str, shape: str, dtype: torch.dtype, threads: int) -> None:
     layout = layout_of(shape)
     torch.set_num_threads(threads)
     try:
@@ -63,7 +61,7 @@ def test_every_back_end_is_the_reference(
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_whatever_a_message_holds_gets_the_same_verdict(name: str | None, device: str, data: st.DataObject) -> None:
+def test_whatever_a_message_holds_gets_the_same_verdict(name: str, device: str, data: st.DataObject) -> None:
     """Exponents and codes that no sender writes."""
     sizes = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
     layout = Layout.of([(str(i), i, (n,)) for i, n in enumerate(sizes)])
@@ -78,6 +76,6 @@ def test_whatever_a_message_holds_gets_the_same_verdict(name: str | None, device
     if data.draw(st.booleans()):
         codes[:] = codes & 8 | data.draw(st.integers(0, 7)) | 128
     expected = reference.exponent_values(exponent, codes, positions, layout, torch.float32)
-    with ops.backend(name or "triton"):
+    with ops.backend(name):
         found = ops.exponent_values(exponent.to(device), codes.to(device), positions.to(device), layout, torch.float32)
     same(found, expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -31,11 +30,11 @@ def _code() -> tuple[torch.Tensor, torch.Tensor]:
     return reference.pack_positions(positions, WIDTH, LENGTH)
 
 
-def _agree(name: str | None, device: str, low: torch.Tensor, bitmap: torch.Tensor, bound: int) -> bool:
+def _agree(name: str, device: str, low: torch.Tensor, bitmap: torch.Tensor, bound: int) -> bool:
     """Whether the code is sound, once the back-end agrees with the reference."""
     expected, marks, sound = reference.unpack_positions(low, bitmap, WIDTH, LENGTH, COUNT, bound)
     given = (low.to(device), bitmap.to(device), WIDTH, LENGTH, COUNT, bound)
-    with ops.backend(name) if name else nullcontext():
+    with ops.backend(name):
         positions, found, verdict = ops.unpack_positions(*given)
     assert int(found) == marks
     good = bool(sound) and marks == COUNT
@@ -46,7 +45,7 @@ def _agree(name: str | None, device: str, low: torch.Tensor, bitmap: torch.Tenso
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_decodes_what_the_reference_does(name: str | None, device: str, threads: int) -> None:
+def test_every_back_end_decodes_what_the_reference_does(name: str, device: str, threads: int) -> None:
     low, bitmap = _code()
     assert _agree(name, device, low, bitmap, NUMEL)
     assert not _agree(name, device, low, bitmap, NUMEL // 2)
@@ -56,7 +55,7 @@ def test_every_back_end_decodes_what_the_reference_does(name: str | None, device
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_positions_that_do_not_ascend_from_one_thread_to_the_next_are_found(
-    name: str | None, device: str, threads: int
+    name: str, device: str, threads: int
 ) -> None:
     """Pairs of one high part, marked at bits 4 j + 3 and 4 j + 4: wherever a thread begins, it parts a pair."""
     numbers = torch.arange(COUNT)
@@ -71,12 +70,10 @@ def test_positions_that_do_not_ascend_from_one_thread_to_the_next_are_found(
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 @pytest.mark.parametrize(("numel", "count", "width"), [(1, 1, 0), (40, 40, 0), (1000, 100, 3), (100_000, 30_000, 1)])
-def test_every_back_end_sums_gaps_and_undoes_it(
-    name: str | None, device: str, numel: int, count: int, width: int
-) -> None:
+def test_every_back_end_sums_gaps_and_undoes_it(name: str, device: str, numel: int, count: int, width: int) -> None:
     positions = torch.randperm(numel, generator=torch.Generator().manual_seed(numel))[:count].sort().values
     expected = reference.sums_of_gaps(positions, width)
-    with ops.backend(name) if name else nullcontext():
+    with ops.backend(name):
         sums = ops.sums_of_gaps(positions.to(device), width)
         assert torch.equal(sums.cpu(), expected)
         back = ops.positions_of_sums_(sums, width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -68,17 +68,17 @@ def keys_of(layout: Layout) -> list[int]:
 
 
 @contextmanager
-def served(name: str | None, threads: int = 1) -> Iterator[None]:
+def served(name: str, threads: int = 1) -> Iterator[None]:
     """Inside, the back-end serves, on so many threads."""
     torch.set_num_threads(threads)
     try:
-        with nullcontext() if name is None else ops.backend(name):
+        with ops.backend(name):
             yield
     finally:
         torch.set_num_threads(1)
 
 
-def check(op: str, name: str | None, device: str, *arguments: Any) -> None:
+def check(op: str, name: str, device: str, *arguments: Any) -> None:
     """One operation by the back-end and by the reference: equal bit for bit, and so is what it changed in place."""
     mine = [a.clone().to(device) if isinstance(a, Tensor) else a for a in arguments]
     its = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
@@ -98,9 +98,7 @@ def _tensors(found: Any) -> list[Tensor]:
 @pytest.mark.parametrize("shape", LAYOUTS)
 @each_dtype
 @each_fast_one
-def test_norms_are_within_the_stated_bound(
-    name: str | None, device: str, dtype: torch.dtype, shape: str, order: int
-) -> None:
+def test_norms_are_within_the_stated_bound(name: str, device: str, dtype: torch.dtype, shape: str, order: int) -> None:
     layout = layout_of(shape)
     eps, wide = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
     for kind in KINDS if shape != "large" else KINDS[:2]:
@@ -123,7 +121,7 @@ def test_norms_are_within_the_stated_bound(
 @pytest.mark.parametrize("shape", LAYOUTS)
 @each_dtype
 @each_fast_one
-def test_signs_are_the_references(name: str | None, device: str, dtype: torch.dtype, shape: str, threads: int) -> None:
+def test_signs_are_the_references(name: str, device: str, dtype: torch.dtype, shape: str, threads: int) -> None:
     layout = layout_of(shape)
     with served(name, threads):
         for kind in KINDS if shape != "large" else KINDS[:2]:
@@ -138,7 +136,7 @@ def test_signs_are_the_references(name: str | None, device: str, dtype: torch.dt
 @pytest.mark.parametrize("shape", SMALL)
 @each_dtype
 @each_fast_one
-def test_levels_are_the_references(name: str | None, device: str, dtype: torch.dtype, shape: str, levels: int) -> None:
+def test_levels_are_the_references(name: str, device: str, dtype: torch.dtype, shape: str, levels: int) -> None:
     layout = layout_of(shape)
     with served(name):
         for kind in KINDS:
@@ -150,16 +148,14 @@ def test_levels_are_the_references(name: str | None, device: str, dtype: torch.d
 @pytest.mark.parametrize("levels", [15, 1000])
 @each_dtype
 @each_fast_one
-def test_levels_of_many_numbers_are_the_references(
-    name: str | None, device: str, dtype: torch.dtype, levels: int
-) -> None:
+def test_levels_of_many_numbers_are_the_references(name: str, device: str, dtype: torch.dtype, levels: int) -> None:
     layout = layout_of("large")
     with served(name, threads=2):
         for block in (512, 2**32 - 1):
             check_levels(vector("normal", layout.numel, dtype), layout, block, levels, name, device)
 
 
-def check_levels(x: Tensor, layout: Layout, block: int, levels: int, name: str | None, device: str) -> None:
+def check_levels(x: Tensor, layout: Layout, block: int, levels: int, name: str, device: str) -> None:
     norms = reference.block_norms(x, layout, block, 2)
     check("level_codes", name, device, x, norms, layout, block, levels, keys_of(layout))
     packed = reference.level_codes(x, norms, layout, block, levels, keys_of(layout))
@@ -169,7 +165,7 @@ def check_levels(x: Tensor, layout: Layout, block: int, levels: int, name: str |
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 100, 300, 40_000])
 @each_back_end
-def test_one_level_too_high_is_found_wherever_it_stands(name: str | None, device: str, levels: int) -> None:
+def test_one_level_too_high_is_found_wherever_it_stands(name: str, device: str, levels: int) -> None:
     numel, bits = 1100, levels.bit_length()
     for place in (0, 1, 511, 512, 1099):
         codes = torch.full((numel,), levels)
@@ -187,7 +183,7 @@ def test_one_level_too_high_is_found_wherever_it_stands(name: str | None, device
 @pytest.mark.parametrize("shape", LAYOUTS)
 @each_dtype
 @each_fast_one
-def test_powers_are_the_references(name: str | None, device: str, dtype: torch.dtype, shape: str, threads: int) -> None:
+def test_powers_are_the_references(name: str, device: str, dtype: torch.dtype, shape: str, threads: int) -> None:
     layout = layout_of(shape)
     with served(name, threads):
         for kind in KINDS:
@@ -199,7 +195,7 @@ def test_powers_are_the_references(name: str | None, device: str, dtype: torch.d
 
 
 @each_back_end
-def test_any_exponent_byte_decodes_to_a_finite_power(name: str | None, device: str) -> None:
+def test_any_exponent_byte_decodes_to_a_finite_power(name: str, device: str) -> None:
     with served(name):
         out = ops.add_powers_(
             torch.zeros(256, device=device),
@@ -212,7 +208,7 @@ def test_any_exponent_byte_decodes_to_a_finite_power(name: str | None, device: s
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33])
 @each_fast_one
-def test_fields_are_the_references(name: str | None, device: str, width: int) -> None:
+def test_fields_are_the_references(name: str, device: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     with served(name, threads=2):
         for count in (0, 1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 3000, 200_000):
@@ -222,7 +218,7 @@ def test_fields_are_the_references(name: str | None, device: str, width: int) ->
 
 
 @each_fast_one
-def test_bits_are_the_references(name: str | None, device: str) -> None:
+def test_bits_are_the_references(name: str, device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     with served(name, threads=2):
         for count in (0, 1, 7, 8, 9, 63, 64, 65, 1000, 200_003):
@@ -234,7 +230,7 @@ def test_bits_are_the_references(name: str | None, device: str) -> None:
 
 
 @each_back_end
-def test_a_message_with_a_level_above_its_own_is_refused(name: str | None, device: str) -> None:
+def test_a_message_with_a_level_above_its_own_is_refused(name: str, device: str) -> None:
     layout = Layout.of([("x", 0, (3,))])
     codes = reference.pack_codes(torch.tensor([1, 6, 2]), 4).to(device)
     payload = Levels(codes, torch.ones(1, device=device), layout, levels=5, block=8)
@@ -244,7 +240,7 @@ def test_a_message_with_a_level_above_its_own_is_refused(name: str | None, devic
 
 @each_dtype
 @each_back_end
-def test_a_zero_beside_a_tiny_norm_has_level_zero(name: str | None, device: str, dtype: torch.dtype) -> None:
+def test_a_zero_beside_a_tiny_norm_has_level_zero(name: str, device: str, dtype: torch.dtype) -> None:
     """levels / norm overflows; zero times infinity must not become a level."""
     layout = Layout.of([("x", 0, (3,))])
     x = torch.tensor([0.0, 1e-39, -0.0], dtype=dtype)

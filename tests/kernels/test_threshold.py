@@ -17,7 +17,7 @@ very number of "equal" (sum), of "ties", and nearly nothing."""
 @pytest.mark.parametrize("shape", LAYOUTS)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_every_back_end_is_the_reference(
-    name: str | None, device: str, shape: str, family: str, dtype: torch.dtype, threads: int
+    name: str, device: str, shape: str, family: str, dtype: torch.dtype, threads: int
 ) -> None:
     layout = layout_of(shape)
     torch.set_num_threads(threads)
@@ -35,13 +35,13 @@ def test_every_back_end_is_the_reference(
 
 @pytest.mark.parametrize("family", ["threshold", "strom"])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_a_threshold_beyond_float32_finds_nothing(name: str | None, device: str, family: str) -> None:
+def test_a_threshold_beyond_float32_finds_nothing(name: str, device: str, family: str) -> None:
     x = torch.tensor([3e38, -3e38])
     check(family, x, (), (1e39,), name, device)
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_finds_that_come_all_at_the_end(name: str | None, device: str) -> None:
+def test_finds_that_come_all_at_the_end(name: str, device: str) -> None:
     """Nothing lets the first buffer expect what comes after it."""
     x = torch.zeros(200_001)
     x[100_000:] = 3.0

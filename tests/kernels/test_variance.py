@@ -35,7 +35,7 @@ def check(
     state: State,
     layout: Layout,
     alphas: Tensor,
-    name: str | None,
+    name: str,
     device: str,
     taus: tuple[float | None, ...],
     threads: int = 1,
@@ -46,7 +46,7 @@ def check(
         mine, its = [x.clone().to(device) for x in state], [x.clone() for x in state]
         torch.set_num_threads(threads)
         try:
-            with ops.backend(name or "triton"):
+            with ops.backend(name):
                 found = getattr(ops, op)(*mine, layout, alphas.to(device), *more)
         finally:
             torch.set_num_threads(1)
@@ -65,9 +65,7 @@ def assert_same(a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", LAYOUTS)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_is_the_reference(
-    name: str | None, device: str, shape: str, dtype: torch.dtype, threads: int
-) -> None:
+def test_every_back_end_is_the_reference(name: str, device: str, shape: str, dtype: torch.dtype, threads: int) -> None:
     layout = layout_of(shape)
     alphas = alphas_of(layout, dtype)
     taus = TAUS if layout.numel < 10_000 else (0.7, 1.75)
@@ -80,7 +78,7 @@ def test_every_back_end_is_the_reference(
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_any_numbers_are_those_of_the_reference(name: str | None, device: str, data: st.DataObject) -> None:
+def test_any_numbers_are_those_of_the_reference(name: str, device: str, data: st.DataObject) -> None:
     """NaN and infinity among them: no comparison with NaN is true."""
     sizes = data.draw(st.lists(st.integers(0, 70), max_size=8))
     layout = Layout.of([(str(i), i, (n,)) for i, n in enumerate(sizes)])
@@ -93,7 +91,7 @@ def test_any_numbers_are_those_of_the_reference(name: str | None, device: str, d
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_a_tie_is_not_sent_and_neither_is_zero(name: str | None, device: str) -> None:
+def test_a_tie_is_not_sent_and_neither_is_zero(name: str, device: str) -> None:
     """r^2 = alpha v stays, and one bit less of v is sent; so is |r| = tau, and one bit more of r."""
     layout, alphas = Layout.of([("x", 0, (100,))]), torch.tensor([2.0])
     r, v, zero = torch.full((100,), 3.0), torch.full((100,), 4.5), torch.zeros(100)
@@ -101,13 +99,13 @@ def test_a_tie_is_not_sent_and_neither_is_zero(name: str | None, device: str) ->
     v[80] = 0.0
     state = r, v, zero, zero
     check(state, layout, alphas, name, device, (None, 3.0, 2.5))
-    with ops.backend(name or "triton"):
+    with ops.backend(name):
         positions, _, _ = ops.variance_(*(x.clone().to(device) for x in state), layout, alphas.to(device), 1.0)
     assert positions.tolist() == [70, 99]
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_product_is_rounded_by_itself(name: str | None, device: str) -> None:
+def test_every_product_is_rounded_by_itself(name: str, device: str) -> None:
     """Numbers for which one rounding less would send others, or leave another v."""
     layout, one = Layout.of([("x", 0, (4096,))]), torch.tensor([1.0])
     r = 1 + torch.rand(4096, generator=torch.Generator().manual_seed(0))
@@ -122,7 +120,7 @@ def test_every_product_is_rounded_by_itself(name: str | None, device: str) -> No
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_finds_that_come_all_at_the_end_or_everywhere(name: str | None, device: str, share: float) -> None:
+def test_finds_that_come_all_at_the_end_or_everywhere(name: str, device: str, share: float) -> None:
     """Nothing lets the first buffer expect what comes after it."""
     numel = 200_001
     layout, r = Layout.of([("x", 0, (numel,))]), torch.full((numel,), share)
@@ -131,11 +129,11 @@ def test_finds_that_come_all_at_the_end_or_everywhere(name: str | None, device: 
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_strided_vectors_are_the_same(name: str | None, device: str) -> None:
+def test_strided_vectors_are_the_same(name: str, device: str) -> None:
     layout, alphas = Layout.of([("x", 0, (1000,)), ("y", 1, (500,))]), torch.tensor([1.5, 0.5])
     state = state_of("normal", 1500, torch.float32)
     mine, its = [torch.zeros(3000, device=device)[::2].copy_(x) for x in state], [x.clone() for x in state]
-    with ops.backend(name or "triton"):
+    with ops.backend(name):
         found = ops.variance_(*mine, layout, alphas.to(device), 0.999)
     for a, b in zip((*found, *mine), (*reference.variance_(*its, layout, alphas, 0.999), *its), strict=True):
         assert_same(a.cpu(), b)

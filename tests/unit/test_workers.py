@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.experiments.backward import ByName, Computed, GraphedBackward, PlainBackward
-from thinwire.experiments.workers import Workers, dropout_seed
+from thinwire import VGC
+from thinwire.experiments.backward import Backward, ByName, Computed
+from thinwire.experiments.together import Together, can_join
+from thinwire.experiments.workers import OneByOne, dropout_seed
 from thinwire.moments import watch
 from thinwire.problems.task import Batch, Defaults, Task
 from thinwire.problems.vgg import vgg
@@ -70,7 +72,7 @@ def test_workers_compute_what_models_of_their_own_would() -> None:
     task = Noise()
     shared = task.model(0)
     models = [copy.deepcopy(shared) for _ in range(WORKERS)]
-    workers = Workers(shared, PlainBackward(shared, task, moments=True), WORKERS, seed=0)
+    workers = OneByOne(shared, Backward(shared, task, VGC()), WORKERS, seed=0)
     for step, expected in enumerate(separate(task, models)):
         found = workers.compute(step, task.batches(step))
         for computed, (loss, gradient, moment) in zip(found, expected, strict=True):
@@ -90,38 +92,85 @@ def test_the_generator_is_left_alone_and_moments_are_computed_only_where_needed(
     task = Noise()
     model = task.model(0)
     before = torch.random.get_rng_state()
-    found = Workers(model, PlainBackward(model, task, moments=False), WORKERS, seed=0).compute(0, task.batches(0))
+    found = OneByOne(model, Backward(model, task, None), WORKERS, seed=0).compute(0, task.batches(0))
     assert torch.equal(before, torch.random.get_rng_state())
     assert [one.moment for one in found] == [None] * WORKERS
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("moments", [True, False])
-def test_the_cuda_graph_computes_what_the_plain_pass_does(moments: bool) -> None:
-    """Dropout included. The bound is √ε: another batch, mask or set of statistics would be off by a share near 1."""
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("rule", [VGC(), None], ids=["moments", "no moments"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_together_they_compute_what_they_do_one_by_one(device: str, rule: VGC | None) -> None:
+    """Without dropout, which draws once for all; in float64. The bound is √ε: another batch or set of statistics would
+    be off by a share near 1."""
     task = Noise()
-    model = task.model(0).cuda()
+    model = without_dropout(task.model(0)).to(device, torch.float64)
     twin = copy.deepcopy(model)
-    plain = Workers(model, PlainBackward(model, task, moments), WORKERS, seed=0)
-    graphed = GraphedBackward(PlainBackward(twin, task, moments), task.batches(0)[0], WORKERS)
-    graph = Workers(twin, graphed, WORKERS, seed=0)
-    for step in range(STEPS):
-        batches = [(x.cuda(), y.cuda()) for x, y in task.batches(step)]
-        expected, found = plain.compute(step, batches), graph.compute(step, task.batches(step))
+    single = OneByOne(model, Backward(model, task, rule), WORKERS, seed=0)
+    batches = [[(x.to(device, torch.float64), y.to(device)) for x, y in task.batches(step)] for step in range(STEPS)]
+    joined = Together(twin, task, rule is not None, batches[0], seed=0)
+    for step, given in enumerate(batches):
+        expected, found = single.compute(step, given), joined.compute(step, given)
+        mean = torch.stack([one.loss for one in expected]).mean()
         for one, other in zip(expected, found, strict=True):
-            assert_near(one, other)
-    plain.settle()
-    graph.settle()
+            assert_near(one, other, mean)
+    single.settle()
+    joined.settle()
     for buffer, other in zip(model.buffers(), twin.buffers(), strict=True):
         if buffer.is_floating_point():
             torch.testing.assert_close(buffer, other)
 
 
-def assert_near(one: Computed, other: Computed) -> None:
-    pairs = [(one.loss, other.loss)]
+def test_together_dropout_draws_anew_at_each_step_and_alike_at_the_same() -> None:
+    task = Noise()
+    joined = Together(task.model(0), task, False, task.batches(0), seed=0)
+    first, again, other = (float(joined.compute(step, task.batches(0))[0].loss) for step in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_joined_model_is_evaluated_as_it_was() -> None:
+    task = Noise()
+    model = task.model(0)
+    x = task.batches(0)[0][0]
+    expected = copy.deepcopy(model).eval()(x)
+    Together(model, task, False, task.batches(0), seed=0)
+    assert torch.equal(model.eval()(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "joins"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)), True),
+        (nn.BatchNorm1d(4, momentum=None), False),
+        (nn.BatchNorm1d(4, affine=False), False),
+        (nn.PReLU(), False),
+        (nn.InstanceNorm1d(4, track_running_stats=True), False),
+    ],
+)
+def test_which_models_can_be_joined(model: nn.Module, joins: bool) -> None:
+    assert can_join(model) is joins
+
+
+def test_tied_weights_are_not_joined() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    assert not can_join(tied)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def assert_near(one: Computed, other: Computed, mean: Tensor) -> None:
+    pairs = [(mean, other.loss)]
     pairs += [(one.gradient[name], other.gradient[name]) for name in one.gradient]
-    if one.moment is not None:
-        assert other.moment is not None
+    assert (one.moment is None) == (other.moment is None)
+    if one.moment is not None and other.moment is not None:
         pairs += [(one.moment[name], other.moment[name]) for name in one.moment]
     for a, b in pairs:
         assert float((a - b).norm()) <= torch.finfo(a.dtype).eps ** 0.5 * float(a.norm())

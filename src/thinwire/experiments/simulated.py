@@ -1,4 +1,4 @@
-"""The simulated run: n workers' gradients computed one after the other in this process."""
+"""The simulated run: n workers' gradients computed in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 import thinwire
 from thinwire.engines.needs import check_one_backward
-from thinwire.experiments.backward import ByName, GraphedBackward, PlainBackward, needs_moments
+from thinwire.experiments.backward import Backward, ByName, needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.run import Run
+from thinwire.experiments.together import Together, can_join
 from thinwire.experiments.totals import Totals
-from thinwire.experiments.workers import Workers
+from thinwire.experiments.workers import OneByOne, Workers
 from thinwire.feedback import Rule
 from thinwire.problems.task import Batch, Task
 
@@ -36,7 +37,7 @@ class SimulatedRun(Run):
         self._steps = 0
         rule = None if config.method in PEERS else thinwire.parse(config.method)
         self._simulation = None if rule is None else self._simulate(rule)
-        self._workers = self._employ(rule is not None and needs_moments(rule, self.model))
+        self._workers = self._employ(rule)
 
     def _simulate(self, rule: Rule) -> thinwire.Simulation:
         simulation = thinwire.Simulation(
@@ -45,12 +46,12 @@ class SimulatedRun(Run):
         check_one_backward(simulation.channels[0])
         return simulation
 
-    def _employ(self, moments: bool) -> Workers:
-        """The workers, whose pass is a CUDA graph where there is a GPU."""
-        plain = PlainBackward(self.model, self.task, moments)
-        graphed = self.config.device == "cuda"
-        backward = GraphedBackward(plain, self._batches(0)[0], self.config.workers) if graphed else plain
-        return Workers(self.model, backward, self.config.workers, self.config.seed)
+    def _employ(self, rule: Rule | None) -> Workers:
+        """Workers that compute together on a GPU, whose time small batches waste, and else one by one."""
+        config = self.config
+        if config.device == "cuda" and can_join(self.model):
+            return Together(self.model, self.task, needs_moments(rule, self.model), self._batches(0), config.seed)
+        return OneByOne(self.model, Backward(self.model, self.task, rule), config.workers, config.seed)
 
     def _batches(self, step: int) -> list[Batch]:
         config = self.config

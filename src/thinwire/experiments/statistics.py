@@ -28,6 +28,16 @@ class WorkerStatistics:
         """Keep the model's statistics as one worker's."""
         _copy_(self._own[worker], self._shared)
 
+    def of(self, worker: int, buffer: Tensor) -> Tensor:
+        """One worker's own tensor for a buffer of the model."""
+        place = next(place for place, shared in enumerate(self._shared) if shared is buffer)
+        return self._own[worker][place]
+
+    def reset_(self) -> None:
+        """Give every worker the model's statistics."""
+        for own in self._own:
+            _copy_(own, self._shared)
+
     def average_(self) -> None:
         """Give the model the mean over workers."""
         for place, buffer in enumerate(self._shared):

@@ -78,24 +78,35 @@ class Correlation(Rows):
             return self._by_groups(self.image[part], self.delta[part])
         return self._outer(part).rows(slice(None))
 
+    def part(self, part: slice) -> Correlation:
+        return Correlation(self.image[part], self.delta[part], self.kernel, self.shape)
+
     def _by_groups(self, image: Tensor, delta: Tensor) -> Tensor:
         """The samples side by side, as channels of one image."""
-        samples, kernel = len(delta), self.kernel
-        weight = delta.new_empty(1).expand(samples * self.shape[0], *self.shape[1:])
+        samples, image, delta = len(delta), *(t.reshape(1, -1, *t.shape[2:]) for t in (image, delta))
+        return self._weight_gradient(image, delta, samples).reshape(-1, *self.shape)
+
+    def total(self) -> Tensor:
+        return self._weight_gradient(self.image, self.delta, 1)
+
+    def _weight_gradient(self, image: Tensor, delta: Tensor, kernels: int) -> Tensor:
+        """That of a convolution of so many kernels like this one, side by side."""
+        kernel, none = self.kernel, [0] * len(self.kernel.size)
+        weight = delta.new_empty(1).expand(kernels * self.shape[0], *self.shape[1:])
         gradient: Tensor = torch.ops.aten.convolution_backward(
-            delta.reshape(1, -1, *delta.shape[2:]),
-            image.reshape(1, -1, *image.shape[2:]),
+            delta,
+            image,
             weight,
             None,
             list(kernel.stride),
-            [0] * len(kernel.size),
+            none,
             list(kernel.dilation),
             False,
-            [0] * len(kernel.size),
-            samples * kernel.groups,
+            none,
+            kernels * kernel.groups,
             [False, True, False],
         )[1]
-        return gradient.reshape(samples, *self.shape)
+        return gradient
 
     def _chunks(self) -> Iterator[slice]:
         unfolded = self.image.shape[1] * math.prod(self.kernel.size) * self.positions

@@ -44,6 +44,9 @@ class Lookup(Rows):
         formed = delta.new_zeros(len(ids) * self.vocabulary, self.shape[1])
         return formed.index_add_(0, self._keys(ids), delta.flatten(0, 1)).view(len(ids), *self.shape)
 
+    def part(self, part: slice) -> Lookup:
+        return Lookup(self.ids[part], self.delta[part], self.vocabulary)
+
     def joined(self, uses: Sequence[Rows]) -> Rows:
         """More places of the same samples."""
         alike = [use for use in uses if isinstance(use, Lookup)]

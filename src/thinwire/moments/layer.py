@@ -45,7 +45,7 @@ class Layer(ABC):
         """The per-sample gradients of parameter `name` from one call; `input` is None where it is not needed."""
 
 
-def per_channel(delta: Tensor) -> Rows:
+def per_channel(delta: Tensor) -> Formed:
     """c_z = Σ over positions of δ_z, for δ of shape (B, C, …): the bias of a convolution or a norm over channels."""
     (delta,) = wide(delta)
     return Formed(delta if delta.dim() == 2 else delta.sum(tuple(range(2, delta.dim()))))

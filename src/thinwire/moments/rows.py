@@ -56,6 +56,10 @@ class Rows(ABC):
         """c_z for z in the slice, formed: (n, *shape). The caller may overwrite it."""
 
     @abstractmethod
+    def part(self, part: slice) -> Rows:
+        """Those of some samples, which are not formed either."""
+
+    @abstractmethod
     def _chunks(self) -> Iterator[slice]:
         """The slices in which `rows` is best asked for."""
 
@@ -115,6 +119,9 @@ class Formed(Rows):
     def rows(self, part: slice) -> Tensor:
         return self.formed[part].clone()
 
+    def part(self, part: slice) -> Formed:
+        return Formed(self.formed[part])
+
     def _chunks(self) -> Iterator[slice]:
         yield slice(0, self.samples)
 
@@ -153,6 +160,9 @@ class Outer(Rows):
     def rows(self, part: slice) -> Tensor:
         formed = torch.matmul(self.left[part].transpose(2, 3), self.right[part])
         return formed.reshape(-1, *self.shape)
+
+    def part(self, part: slice) -> Outer:
+        return Outer(self.left[part], self.right[part], self.shape)
 
     def _chunks(self) -> Iterator[slice]:
         return parts(self.samples, self._numbers, self.left.device)
@@ -219,6 +229,9 @@ class Several(Rows):
 
     def rows(self, part: slice) -> Tensor:
         return add_up(use.rows(part) for use in self.uses)
+
+    def part(self, part: slice) -> Several:
+        return Several([use.part(part) for use in self.uses])
 
     def _chunks(self) -> Iterator[slice]:
         # The finest of the uses' own slices (each use starts at sample 0 and has slices of one length).

@@ -37,12 +37,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _float32_only(kernel: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Leave every other type to the reference's function of the same name."""
+def _float32_in_one_stretch(kernel: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Leave every other type, and tensors with gaps, to the reference's function of the same name."""
 
     @wraps(kernel)
     def served(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if first.dtype == torch.float32:
+        dense = all(each.is_contiguous() for each in (first, *args) if isinstance(each, Tensor))
+        if first.dtype == torch.float32 and dense:
             return kernel(first, *args, **kwargs)
         by_reference: R = getattr(reference, kernel.__name__)(first, *args, **kwargs)
         return by_reference
@@ -50,13 +51,13 @@ def _float32_only(kernel: Callable[Concatenate[Tensor, P], R]) -> Callable[Conca
     return served
 
 
-@_float32_only
+@_float32_in_one_stretch
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.topk`."""
     return select(PLAIN, x, x, layout, counts, None)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
@@ -64,20 +65,20 @@ def memory_topk_(
     return select(MEMORY, error, value, layout, counts, ratios)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.difference_topk_`."""
     return select(DIFFERENCE, local, target, layout, counts, None)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.threshold`."""
     positions = positions_above(PLAIN, x, x, one_piece(x.numel()), tau, None)
     return positions, x[positions]
 
 
-@_float32_only
+@_float32_in_one_stretch
 def memory_threshold_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,7 @@ def memory_threshold_(
     return positions, values
 
 
-@_float32_only
+@_float32_in_one_stretch
 def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.difference_threshold_`."""
     positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
@@ -97,14 +98,14 @@ def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Te
     return positions, values
 
 
-@_float32_only
+@_float32_in_one_stretch
 def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.strom`."""
     positions, values = threshold(x, tau)
     return positions, _signs(values, tau)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def memory_strom_(
     error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
@@ -115,7 +116,7 @@ def memory_strom_(
     return positions, values
 
 
-@_float32_only
+@_float32_in_one_stretch
 def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """See `reference.difference_strom_`."""
     positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
@@ -128,17 +129,16 @@ def _signs(x: Tensor, tau: float) -> Tensor:
     return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
 
 
-@_float32_only
 def correlation_squares_(
     out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> None:
     """See `reference.correlation_squares_`."""
-    plane = len(stride) <= 2
+    plane = len(stride) <= 2 and out.dtype == torch.float32 and out.is_contiguous()
     served = correlate.correlation_squares_ if plane else reference.correlation_squares_
     served(out, beta, image, delta, stride, dilation, groups)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def variance_(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +146,7 @@ def variance_(
     return variance.variance_(total, squares, value, moment, layout, alphas, zeta)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def variance_strom_(
     total: Tensor,
     squares: Tensor,
@@ -161,25 +161,25 @@ def variance_strom_(
     return variance.variance_strom_(total, squares, value, moment, layout, alphas, zeta, tau)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """See `reference.nearest_powers`."""
     return exponents.nearest_powers(values, positions, layout)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """See `reference.exponent_codes`."""
     return exponents.exponent_codes(powers, positions, layout)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.add_at_`."""
     return wire.add_at_(out, positions, values, alpha)
 
 
-@_float32_only
+@_float32_in_one_stretch
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """See `reference.add_each_at_`."""
     return wire.add_each_at_(out, positions, values, alpha)

@@ -31,13 +31,20 @@ def _word(place, key, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.cons
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
-@triton.jit(do_not_specialize=["numel", "key", "limit"])
+@triton.jit
+def _joined(high, low):
+    """A number of 64 bits from its halves: Triton would take a small one for 32 bits, and keep to that."""
+    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit(do_not_specialize=["numel", "key_high", "key_low", "limit_high", "limit_low"])
 def _mark(
-    numel, key, limit, words, found,
+    words, found, numel, key_high, key_low, limit_high, limit_low,
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One bit for each place whose word lies below the limit, and how many of them a tile has."""
     t = tl.program_id(0).to(tl.int64)
+    key, limit = _joined(key_high, key_low), _joined(limit_high, limit_low)
     row, column = tl.arange(0, TILE // 32), tl.arange(0, 32)
     place = t * TILE + row[:, None] * 32 + column[None, :]
     hit = ((_word(place, key, GOLDEN, FIRST, SECOND) < limit) & (place < numel)).to(tl.int32)
@@ -45,9 +52,19 @@ def _mark(
     tl.store(found + t, tl.sum(tl.sum(hit, 1)).to(tl.int64))
 
 
+def _halves(number: int) -> tuple[int, int]:
+    """The upper and the lower 32 bits, each as a signed number.
+
+    >>> _halves(-1), _halves(1 << 63), _halves(5)
+    ((-1, -1), (-2147483648, 0), (0, 5))
+    """
+    high, low = (number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF
+    return high - (high >> 31 << 32), low - (low >> 31 << 32)
+
+
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """See `reference.randk_indices`."""
-    deviation = (k * (1 - k / numel)) ** 0.5 if numel else 0.0
+    deviation = (k * (1 - k / numel)) ** 0.5 if k < numel else 0.0
     expected, capacity = int(k + 9 * deviation + 32), int(k + 18 * deviation + 64)
     if numel < SMALLEST or capacity >= numel:
         return reference.randk_indices(key, numel, k, device)
@@ -58,7 +75,7 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     launch = launcher("mark", numel, device)
     launch(
         "mark", _mark, (number,),
-        numel, signed(key), limit, words, found, *map(signed, (GOLDEN, *MULTIPLIERS)), TILE, num_warps=8,
+        words, found, numel, *_halves(key), *_halves(limit), *map(signed, (GOLDEN, *MULTIPLIERS)), TILE, num_warps=8,
     )  # fmt: skip
     reached = found.cumsum(0)
     places = spread(words, reached, capacity, launch).clamp_(0, numel - 1)

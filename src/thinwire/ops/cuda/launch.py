@@ -28,7 +28,7 @@ class Launcher:
                 self._compiled[name] = compiled, [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
             return
         compiled, tensors = self._compiled[name]
-        stream = driver.active.get_current_stream(arguments[0].get_device())
+        stream = driver.active.get_current_stream(arguments[tensors[0]].get_device())
         plain = [*arguments]
         for i in tensors:
             plain[i] = plain[i].data_ptr()

@@ -292,8 +292,8 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
     most = max((p.numel() for p in positions), default=0)
     if most == 0:
         return out
-    held = [entries.contiguous() for entries in values]
-    pairs = zip(positions, held, strict=True)
+    places, held = ([each.contiguous() for each in several] for several in (positions, values))
+    pairs = zip(places, held, strict=True)
     stream = torch.cuda.current_stream(out.device).cuda_stream if out.is_cuda else 0
     table = _table(tuple((p.data_ptr(), v.data_ptr(), p.numel()) for p, v in pairs), out.device, stream)
     width = max(256, out.numel() * ENTRIES * 5 // (8 * most))
