@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from thinwire.channel import Norms
 from thinwire.exchange import Traffic, allreduce_bytes
 
+BYTES = ("message_bytes", "sent_bytes", "received_bytes", "broadcast_bytes")
+
 
 class Ledger:
     """One worker's account. Bytes are counted at every step; norms are measured at every `every`-th (0: never).
@@ -20,7 +22,8 @@ class Ledger:
     ratio_message     4 N over the bytes of that message, with all that stands around the numbers
     ratio_effective   2 (n - 1) c / n^2: ring all-reduce over pipelined all-gather, by the paper's cost model
 
-    The first and the third are there where the message's format counts its numbers.
+    The first and the third are there where the message's format counts its numbers. `broadcast` is what a server tells
+    every worker, where a rule has one (`EF21P`); it is no part of what workers send each other.
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:
@@ -28,9 +31,7 @@ class Ledger:
         self.steps = 0
         self.skipped = 0
         self._counts_elements = True
-        self._total: dict[str, float] = dict.fromkeys(
-            ("message_bytes", "sent_bytes", "received_bytes", "numbers", "elements"), 0
-        )
+        self._total: dict[str, float] = dict.fromkeys((*BYTES, "numbers", "elements"), 0)
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
@@ -48,6 +49,11 @@ class Ledger:
         self._step["elements"] += elements or 0
         self._counts_elements = self._counts_elements and elements is not None
         self._norms.update(norms)
+
+    def tell(self, broadcast: int) -> None:
+        """Book what a server told every worker after the step that was closed last."""
+        self._total["broadcast_bytes"] += broadcast
+        self._last["broadcast_bytes"] += broadcast
 
     def finish(self, *, skipped: bool) -> None:
         """Close a step's account; a skipped step's bytes count, for they travelled."""
@@ -70,7 +76,7 @@ class Ledger:
         return {name: _ratio([norms]) for name, norms in self._norms.items()}
 
     def _account(self, counts: Mapping[str, float]) -> dict[str, float]:
-        account: dict[str, float] = {key: counts[key] for key in ("message_bytes", "sent_bytes", "received_bytes")}
+        account: dict[str, float] = {key: counts[key] for key in BYTES}
         for label, width in (("fp32", 4), ("bf16", 2)):
             dense = allreduce_bytes(width * int(counts["numbers"]), self.workers)
             account[f"dense_{label}_bytes"] = dense

@@ -54,7 +54,7 @@ COMMANDS = {
     },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
-        *("--json", "--debug"),
+        *("--step", "--json", "--debug"),
     },
     "info": set(),
 }
@@ -169,6 +169,18 @@ def test_theory_shows_constants_and_step_sizes(capsys: pytest.CaptureFixture[str
     assert f"{found['theta']:.7g}" in out
     assert main(["theory", "econtrol(topk(0.1))"]) == 0
     assert "theory states no step size for econtrol(topk(0.1))" in capsys.readouterr().out
+
+
+def test_a_step_size_beyond_theory_is_a_warning_with_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["theory", "ef21(topk(count=1))", "--json", "--step"]
+    assert main([*words, "1"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["multiples"] == [1 / step["step"] for step in found["steps"]]
+    assert f"admits, {found['steps'][0]['step']:g}; convergence is not guaranteed" in said.err
+    assert said.err.count("warning: ") == len(found["steps"])
+    assert main([*words, "1e-6"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_in_a_method_is_shown_with_its_caret(capsys: pytest.CaptureFixture[str]) -> None:

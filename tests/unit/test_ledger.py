@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from thinwire import EF21, Identity, MemSGD, Plain, Simulation, TopK
+from thinwire import EF21, EF21P, Identity, MemSGD, Plain, Simulation, TopK
 from thinwire.channel import Norms
 from thinwire.errors import NonFiniteGradient
 from thinwire.exchange import Traffic
@@ -36,6 +36,17 @@ def test_totals_and_last_step() -> None:
     assert total["ratio_fp32"] == total["dense_fp32_bytes"] / 1260
     assert total["ratio_bf16"] == total["dense_bf16_bytes"] / 1260
     assert last["dense_bf16_bytes"] == 2 * 3 * 2 * 55 // 4
+
+
+def test_what_a_server_tells_is_counted_apart() -> None:
+    """The model's change travels as a worker's message does: one number of seven in both."""
+    x = torch.nn.Parameter(torch.zeros(7))
+    rule = EF21P(EF21(TopK(count=1), start="compressed"), TopK(count=1))
+    simulation = Simulation({"x": x}, rule, 2, optimizer=torch.optim.SGD([x], lr=1.0))
+    for _ in range(3):
+        simulation.step([{"x": torch.arange(7.0)}] * 2)
+    total, last = simulation.ledger.summary(), simulation.ledger.last_step()
+    assert total["broadcast_bytes"] == total["message_bytes"] == 3 * last["broadcast_bytes"] > 0
 
 
 def test_a_skipped_step_counts_its_bytes() -> None:

@@ -19,6 +19,9 @@ from thinwire.experiments.ef21.bits import honest_bits, paper_bits
 from thinwire.experiments.ef21.records import read_outcomes
 from thinwire.experiments.ef21.run import Outcome, run
 from thinwire.experiments.ef21.settings import FIGURES, POSTER, Setting, settings
+from thinwire.experiments.numbers import show_ratio, show_spread
+from thinwire.experiments.records import read_records
+from thinwire.experiments.summary import summarise
 from thinwire.problems import file_order, load_dataset, logistic_regression
 from thinwire.problems.minibatches import Minibatches
 
@@ -50,7 +53,10 @@ def test_bits_as_the_paper_counts_and_honestly() -> None:
     assert paper_bits(half, 30, 10) == 320
     both = setting("ef21bc(topk(count=2), topk(count=3))", 2, down=3)
     assert paper_bits(both, 30, 10) == 32 * 5 * 10
-    assert honest_bits(both, 30, 10) == 32 * 30 + 9 * 2 * 37 + 10 * 3 * 37
+    assert honest_bits(both, 30, 10) == 32 * 30 + 9 * 2 * 37 + 32 * 30 + 9 * 3 * 37
+    model = setting("ef21p(ef21(topk(count=2)), topk(count=3))", 2, down=3)
+    assert paper_bits(model, 30, 10) == paper_bits(both, 30, 10)
+    assert honest_bits(model, 30, 10) == 32 * 30 + 9 * 2 * 37 + 10 * 3 * 37
     assert paper_bits(setting("ef21(topk(count=2))", 2, down=0), 30, 10) == 32 * 32 * 10
     assert honest_bits(both, 30, 0) == 0
 
@@ -188,3 +194,18 @@ def test_the_benchmark_ends_where_numpy_ends(tmp_path: Path, capsys: pytest.Capt
     assert "Time of a round" in page.read_text()
     assert main(["bench", "simulate", "--rounds", "20", "--growth", ""]) == 0
     assert "numpy / ours" in capsys.readouterr().out
+
+
+def test_the_documented_runs_under_ddp_are_those_of_their_records() -> None:
+    """EF21-SGDM at 1 % density comes within half a point of dense training, over three seeds."""
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "reproduce.md").read_text()
+    for task in ("digits", "text"):
+        rows = summarise(read_records([docs / "records" / f"ef21-{task}.jsonl"]))
+        accuracies = [row.accuracy or row.metric for row in rows]
+        for row, accuracy in zip(rows, accuracies, strict=True):
+            assert (row.config.engine, row.seeds, row.diverged) == ("ddp", [0, 1, 2], 0)
+            cells = [f"`{row.label}`", f"{row.config.lr:g}", show_spread(accuracy, percent=True)]
+            assert f"{' | '.join(cells)} | {show_ratio(row.ratio_message)} |" in page
+        dense, momentum, _ = (accuracy.mean for accuracy in accuracies if accuracy)
+        assert momentum > dense - 0.005

@@ -16,6 +16,7 @@ from thinwire.experiments.numbers import (
     show_metric,
     show_ratio,
     show_seconds,
+    show_spread,
 )
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.summary import Row
@@ -24,6 +25,7 @@ from thinwire.experiments.summary import Row
 def result_table(rows: Sequence[Row]) -> Table:
     """Test metric, bytes that a worker sent, ratios to dense all-reduce, and wall time."""
     one_rate = len({row.config.lr for row in rows}) == 1
+    accuracy = any(row.accuracy for row in rows)
     table = Table(
         title=_title(rows, one_rate), title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
     )
@@ -32,6 +34,7 @@ def result_table(rows: Sequence[Row]) -> Table:
     for head in (
         *([] if one_rate else ["\nlr"]),
         metric,
+        *(["test\naccuracy"] if accuracy else []),
         "a worker\nsent",
         "fewer\nvs fp32",
         "fewer\nvs fp16",
@@ -40,7 +43,7 @@ def result_table(rows: Sequence[Row]) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         style = "dim" if row.config.method in PEERS else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(row, one_rate)))
+        table.add_row(*(Text(cell, style=style) for cell in _cells(row, one_rate, accuracy)))
     return table
 
 
@@ -56,11 +59,12 @@ def _title(rows: Sequence[Row], one_rate: bool) -> str:
     return " · ".join(settings)
 
 
-def _cells(row: Row, one_rate: bool) -> list[str]:
+def _cells(row: Row, one_rate: bool, accuracy: bool) -> list[str]:
     return [
         row.label,
         *([] if one_rate else [f"{row.config.lr:g}"]),
         show_metric(row),
+        *([show_spread(row.accuracy, percent=True)] if accuracy else []),
         show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
         show_ratio(row.ratio_fp32),
         show_ratio(row.ratio_fp16),

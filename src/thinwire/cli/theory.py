@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import console, say
@@ -15,6 +18,7 @@ from thinwire.problems import OBJECTIVES, load_dataset, objective, split_rows
 from thinwire.problems.datasets import BREAST_CANCER
 from thinwire.problems.shards import SPLITS
 from thinwire.spec import parse
+from thinwire.theory import Admissible, check_step_size
 
 
 def theory(
@@ -39,6 +43,10 @@ def theory(
         str | None,
         typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
     ] = None,
+    step: Annotated[
+        float | None,
+        typer.Option("--step", help="Held against theory's: a warning where beyond.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tables.")] = False,
     debug: options.Debug = False,
 ) -> None:
@@ -54,15 +62,19 @@ def theory(
 
       thinwire theory 'ef21(topk(count=1))' --dataset a9a --data ~/libsvm --workers 20
 
+      thinwire theory 'ef21(topk(count=1))' --step 0.1
+
       thinwire theory 'ef21sgdm(topk(0.1), eta=0.1)' --problem l2 --split skewed --concentration 0.1 --json
     """
     rule = parse(spec)
     loaded = load_dataset(dataset, data)
     shards = split_rows(split, loaded.labels, workers, concentration, seed)
     found = constants(rule, objective(problem, loaded, shards, strength))
+    multiples = [] if step is None else _against(step, found.steps)
     setting = {"problem": problem, "dataset": loaded.name, "source": loaded.source, "split": split}
     if as_json:
-        print(json.dumps(setting | found.plain()))
+        given = {} if step is None else {"step": step, "multiples": multiples}
+        print(json.dumps(setting | found.plain() | given))
         return
     out = console()
     out.print(constants_table(found, f"{found.method} · {problem} · {loaded.name} · split: {split}"))
@@ -70,3 +82,13 @@ def theory(
         out.print(steps_table(found.steps))
     else:
         say(out, f"theory states no step size for {found.method}")
+
+
+def _against(step: float, steps: Sequence[Admissible]) -> list[float]:
+    """The step size as a multiple of each that theory admits, with a warning for each that it exceeds."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        multiples = [check_step_size(step, each.step, f"{each.source} ({each.setting})") for each in steps]
+    for one in caught:
+        say(Console(stderr=True, highlight=False), f"warning: {one.message}", "yellow")
+    return multiples

@@ -21,9 +21,8 @@ from thinwire.feedback.base import Round
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
-from thinwire.payload import Empty, Flagged, Payload, Stack, chunks_of
+from thinwire.payload import Empty, Flagged, Payload, Stack, message_size
 from thinwire.payload.envelope import FINITE, sealed_size
-from thinwire.payload.message import fields, size
 from thinwire.store import ParameterInfo, Store
 
 Stacked = Mapping[str, Tensor]
@@ -178,24 +177,28 @@ class Crowd:
     def _traffic(self, stack: Stack) -> Traffic:
         """By the real messages. Where those who send send messages of one size, one stands for all of them."""
         if not stack.joint.fixed:
-            return self._loopback.cost([_message_size(payload) for payload in stack], fixed=False)
+            return self._loopback.cost([message_size(payload) for payload in stack], fixed=False)
         ranks = stack.ranks
         longest = self._size(stack, ranks[0]) if ranks else 0
         if len(ranks) == self.workers:
             return self._loopback.cost([longest], fixed=not self.rule.varies)
-        empty = _message_size(Empty())
+        empty = message_size(Empty())
         return self._loopback.cost([longest if ranks and ranks[0] == 0 else empty, longest, empty], fixed=False)
 
     def _size(self, stack: Stack, rank: int) -> int:
         """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""
         shape = (len(stack.ranks), *_shape(stack.joint))
         if shape not in self._sizes:
-            self._sizes[shape] = _message_size(stack[rank])
+            self._sizes[shape] = message_size(stack[rank])
         return self._sizes[shape]
 
     def _norms(self, everyone: Signal) -> dict[str, Norms]:
         """Squared norms of worker 0's gradient and of what it has not said."""
-        signal = self._of(everyone, torch.zeros(1, dtype=torch.int64))
+        value, previous = (
+            None if flat is None else flat[: self.layout.numel] for flat in (everyone.value, everyone.previous)
+        )
+        assert value is not None
+        signal = Signal(value, everyone.rescale, everyone.first, previous=previous)
         residual = self.rule.residual(signal, {name: rows[0] for name, rows in self.state.items()})
         return {
             piece.name: Norms(view.square().sum(), None if residual is None else residual[piece.part].square().sum())
@@ -206,12 +209,6 @@ class Crowd:
 def _shape(payload: Payload) -> tuple[int | None, ...]:
     """What the size of a payload follows from, where it is fixed: its formats and how many numbers it sends."""
     return (payload.tag, payload.elements, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
-
-
-def _message_size(payload: Payload) -> int:
-    """Bytes of a worker's message: the payload behind its length, in its envelope."""
-    chunks = chunks_of(payload)
-    return sealed_size([fields("Q", size(chunks)), *chunks])
 
 
 @lru_cache(maxsize=8)

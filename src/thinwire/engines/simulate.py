@@ -20,6 +20,7 @@ from thinwire.feedback.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
+from thinwire.payload import message_size
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -247,7 +248,8 @@ class Simulation:
         channel = self.channels[0]
         layout, untold = channel.layout([name]), channel.server.view(name, UNTOLD.name)
         untold.copy_((self.parameters[name] - point).reshape(-1))
-        rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
+        told = rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
+        self.ledger.tell(message_size(told))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all workers, in the form that a merged checkpoint of real ranks has."""

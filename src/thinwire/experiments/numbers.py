@@ -82,10 +82,17 @@ def show_metric(row: Row) -> str:
     """A row's test metric, with its deviation over seeds where there are several."""
     if row.metric is None:
         return "diverged" if row.diverged else NOTHING
-    percent = bool(row.runs[0].task["percent"])
-    shown = show_value(row.metric.mean, percent)
-    if row.metric.deviation is not None:
-        deviation = f"{100 * row.metric.deviation:.1f}" if percent else f"{row.metric.deviation:.3f}"
-        number, _, unit = shown.partition(" ")
-        shown = f"{number} ± {deviation} {unit}".rstrip()
+    shown = show_spread(row.metric, bool(row.runs[0].task["percent"]))
     return shown + (f" ({row.diverged} of {len(row.runs)} diverged)" if row.diverged else "")
+
+
+def show_spread(spread: Spread | None, percent: bool) -> str:
+    """A metric's mean, and its deviation over seeds where there are several."""
+    if spread is None:
+        return NOTHING
+    shown = show_value(spread.mean, percent)
+    if spread.deviation is None:
+        return shown
+    deviation = f"{100 * spread.deviation:.1f}" if percent else f"{spread.deviation:.3f}"
+    number, _, unit = shown.partition(" ")
+    return f"{number} ± {deviation} {unit}".rstrip()

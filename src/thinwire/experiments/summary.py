@@ -12,6 +12,8 @@ from typing import Any
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.records import RunRecord
 
+ACCURACY = "accuracy"
+
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
@@ -50,6 +52,12 @@ class Row:
     @property
     def metric(self) -> Spread | None:
         return Spread.of(run.metric for run in self.runs)
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Of the runs that came to their end, where the task's metric is another one."""
+        ended = [run for run in self.runs if run.metric is not None and run.task["metric"] != ACCURACY]
+        return Spread.of(run.end["values"].get(ACCURACY) for run in ended)
 
     @property
     def seconds(self) -> Spread | None:

@@ -46,7 +46,7 @@ class Key:
 
     def shared(self) -> Key:
         """The key that every worker holds for this step and piece."""
-        return replace(self, worker=SHARED)
+        return type(self)(self.seed, self.step, SHARED, self.piece)
 
     def stream(self, number: int) -> Key:
         """A key for the same place whose draws are independent of this one's: for a second compressor, or a coin."""

@@ -17,8 +17,9 @@ from thinwire.payload.blocks import Signs as Signs
 from thinwire.payload.both import Both as Both
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
+from thinwire.payload.envelope import sealed_size
 from thinwire.payload.flagged import Flagged as Flagged
-from thinwire.payload.message import Chunk, fields, join
+from thinwire.payload.message import Chunk, fields, join, size
 from thinwire.payload.powers import Powers as Powers
 from thinwire.payload.reader import LateReader as LateReader
 from thinwire.payload.reader import Reader as Reader
@@ -36,6 +37,12 @@ FORMATS: dict[int, type[Payload]] = {
 def chunks_of(payload: Payload) -> list[Chunk]:
     """A payload behind its format's tag, chunk by chunk."""
     return [fields("B", payload.tag), *payload.pack()]
+
+
+def message_size(payload: Payload) -> int:
+    """Bytes of a message that holds this payload alone: behind its length, in its envelope."""
+    chunks = chunks_of(payload)
+    return sealed_size([fields("Q", size(chunks)), *chunks])
 
 
 def pack_payload(payload: Payload) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -43,8 +44,8 @@ class WorkerSums(ABC):
         """The n sums as an n × d matrix, stored as the rows are."""
 
     @abstractmethod
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        """The same as dense blocks of up to `at_once` workers, each with the number of its first worker."""
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
+        """The sums of the workers first..last-1, dense."""
 
 
 @final
@@ -64,66 +65,80 @@ class DenseSums(WorkerSums):
         return found
 
     def all(self, weights: Vector) -> Any:
-        return self._block(weights, 0, self.workers)
+        return self.block(weights, 0, self.workers)
 
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        for first in range(0, self.workers, at_once):
-            yield first, self._block(weights, first, min(first + at_once, self.workers))
-
-    def _block(self, weights: Vector, first: int, last: int) -> Any:
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
         start, stop = self.offsets[first], self.offsets[last]
         pointers = self.offsets[first : last + 1] - start
         block = (weights[start:stop], self._columns[: stop - start], pointers)
         matrix = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(block, shape=(last - first, stop - start))
-        return matrix @ self.rows[start:stop]
+        found: Vector = matrix @ self.rows[start:stop]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Of a CSR matrix: one product with a matrix that has a row for every (worker, coordinate) pair in the data.
+
+    There are P ≤ min(nnz, nd) such pairs, and its nnz entries are those of the rows in another order: it takes
+    12 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
+    """
+
+    gather: Any
+    columns: NDArray[np.int32]
+    """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
+    pointers: NDArray[np.int32]
+    d: int
+
+    @classmethod
+    def of(cls, rows: Any, offsets: Offsets) -> Pairs:
+        (count, d), workers = rows.shape, len(offsets) - 1
+        of_entry = np.repeat(np.arange(count), np.diff(rows.indptr))
+        pairs = np.repeat(np.arange(workers), np.diff(offsets))[of_entry] * d + rows.indices
+        order = np.argsort(pairs, kind="stable")
+        distinct, starts = np.unique(pairs[order], return_index=True)
+        entries = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
+        gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(entries, shape=(len(distinct), count))
+        pointers = np.searchsorted(distinct, np.arange(workers + 1) * d).astype(np.int32)
+        return cls(gather, (distinct % d).astype(np.int32), pointers, d)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.gather.data, self.gather.indices, self.gather.indptr, self.columns, self.pointers)
+        return sum(int(array.nbytes) for array in arrays)
+
+    def sums(self, weights: Vector) -> Any:
+        """The n sums as a CSR matrix."""
+        sums = (self.gather @ weights, self.columns, self.pointers)
+        return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=(len(self.pointers) - 1, self.d))
 
 
 @final
 class SparseSums(WorkerSums):
-    """Of a CSR matrix: one product with a matrix that has a row for every (worker, coordinate) pair in the data.
-
-    There are P ≤ min(nnz, nd) such pairs, and its nnz entries are those of the rows in another order: it takes
-    16 nnz + 8 P bytes, however many workers there are. Where worker i lacks coordinate l nothing is stored or computed.
-    """
+    """Of a CSR matrix: its entries in their order, each added to its worker's sum."""
 
     def __init__(self, rows: Any, offsets: Offsets) -> None:
         super().__init__(rows, offsets)
-        count, d = rows.shape
-        of_entry = np.repeat(np.arange(count), np.diff(rows.indptr))
-        of_row = np.repeat(np.arange(self.workers), self.offsets[1:] - self.offsets[:-1])
-        pairs = of_row[of_entry] * d + rows.indices
-        order = np.argsort(pairs, kind="stable")
-        distinct, starts = np.unique(pairs[order], return_index=True)
-        gather = (rows.data[order], of_entry[order], np.append(starts, len(pairs)))
-        self._gather = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(gather, shape=(len(distinct), count))
-        self._csr = _csr(rows)
-        self.columns: NDArray[np.int32] = (distinct % d).astype(np.int32)
-        """The coordinate of each pair; worker i's are columns[pointers[i]:pointers[i+1]], in rising order."""
-        self.pointers: NDArray[np.int32] = np.searchsorted(distinct, np.arange(self.workers + 1) * d).astype(np.int32)
+        self._csr, self._offsets = _csr(rows), torch.from_numpy(offsets)
 
     @property
     def nbytes(self) -> int:
-        gather = (self._gather.data, self._gather.indices, self._gather.indptr)
-        return sum(int(array.nbytes) for array in (*gather, self._csr[1], self.columns, self.pointers))
+        pairs = vars(self).get("_pairs")
+        return int(self._csr[1].nbytes) + (pairs.nbytes if pairs else 0)
 
-    def values(self, weights: Vector) -> Vector:
-        """The sum of each pair: what the CSR matrix of `all` stores."""
-        found: Vector = self._gather @ weights
-        return found
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs.of(self.rows, self.offsets)
 
     def all(self, weights: Vector) -> Any:
-        sums = (self.values(weights), self.columns, self.pointers)
-        shape = (self.workers, self.rows.shape[1])
-        return require("scipy.sparse", "tasks", PURPOSE).csr_matrix(sums, shape=shape)
+        return self._pairs.sums(weights)
 
     def products(self, x: Vector) -> Vector:
         return _array(row_products(*self._csr, torch.from_numpy(x)))
 
-    def blocks(self, weights: Vector, at_once: int) -> Iterator[tuple[int, Vector]]:
-        offsets, slopes = torch.from_numpy(self.offsets), torch.from_numpy(weights)
-        for first in range(0, self.workers, at_once):
-            own = offsets[first : first + at_once + 1]
-            yield first, _array(row_sums(*self._csr, slopes, own, self.rows.shape[1]))
+    def block(self, weights: Vector, first: int, last: int) -> Vector:
+        own = self._offsets[first : last + 1]
+        return _array(row_sums(*self._csr, torch.from_numpy(weights), own, self.rows.shape[1]))
 
 
 def _csr(matrix: Any) -> tuple[Tensor, Tensor, Tensor]:

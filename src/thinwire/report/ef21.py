@@ -11,7 +11,8 @@ from thinwire.report.figures import Chart, Section, Series, write_figures
 
 COUNTS = (
     "Rounds to each tolerance, and below them a worker's bits: as the paper counts (32 for each number, nothing "
-    "for positions and the start), and with ⌈log₂ d⌉ bits for each position, EF21+'s flag and the whole start."
+    "for positions and the start), and with ⌈log₂ d⌉ bits for each position, EF21+'s flag and the whole start. "
+    "Where both ways are compared, what the server answers counts too."
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from thinwire import EF21PP, EF21Plus, parse
+from thinwire import EF21BC, EF21P, EF21PP, EF21Plus, parse
 from thinwire.experiments.ef21.settings import Setting
 
 
@@ -17,15 +17,18 @@ def paper_bits(setting: Setting, d: int, rounds: int) -> int:
 
 
 def honest_bits(setting: Setting, d: int, rounds: int) -> int:
-    """With ⌈log₂ d⌉ bits for each position, EF21+'s flag, and the start with whole gradients."""
+    """With ⌈log₂ d⌉ bits for each position, EF21+'s flag, and the start with whole gradients, whose mean EF21-BC's
+    server answers whole."""
     if not rounds:
         return 0
     rule, position = parse(setting.rule), math.ceil(math.log2(d))
     each = setting.k * (32 + position) + isinstance(rule, EF21Plus) if setting.k else 32 * d
     down = _down(setting, d) * (32 + (position if setting.down else 0))
-    whole = 32 * d if getattr(rule, "start", None) == "gradient" else 0
+    inner = rule.rule if isinstance(rule, EF21P) else rule
+    whole = 32 * d if getattr(inner, "start", None) == "gradient" else 0
     rest = rounds - 1 if whole else rounds
-    return whole + round(rest * each * _share(setting)) + rounds * down
+    answers = whole + rest * down if isinstance(rule, EF21BC) else rounds * down
+    return whole + round(rest * each * _share(setting)) + answers
 
 
 def _down(setting: Setting, d: int) -> int:

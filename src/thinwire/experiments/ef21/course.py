@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ class Reached:
     honest_bits: int | None
     """Positions in ⌈log₂ d⌉ bits, EF21+'s flag and the start with whole gradients count as well."""
     wire_bits: int | None
-    """What thinwire's own messages take: 64-bit numbers, positions, checksum and all."""
+    """What thinwire's own messages take: 64-bit numbers, positions, checksum and all; a server's broadcast too."""
 
 
 class Course:
@@ -55,7 +55,7 @@ class Course:
         self._points.append((now.step, value))
         for tolerance in self._setting.tolerances:
             if value <= tolerance and tolerance not in self._first:
-                self._first[tolerance] = (now.step, now.ledger.summary()["message_bytes"])
+                self._first[tolerance] = (now.step, _wire_bytes(now.ledger.summary()))
         return self.complete
 
     def _measure(self, now: Instant) -> float:
@@ -94,6 +94,10 @@ class Course:
         kept = self._points[::stride]
         last = self._points[-1:] if self._points and kept[-1] != self._points[-1] else []
         return tuple((step, float(f"{value:.4g}")) for step, value in (*kept, *last))
+
+
+def _wire_bytes(totals: Mapping[str, float]) -> float:
+    return totals["message_bytes"] + totals["broadcast_bytes"]
 
 
 def _minimum(problem: FiniteSum) -> float:

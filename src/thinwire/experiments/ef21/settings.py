@@ -112,10 +112,13 @@ def participation(dataset: str, rounds: int) -> Iterator[Setting]:
 
 
 def bidirectional(dataset: str, rounds: int) -> Iterator[Setting]:
-    """EF21-BC with top-2 up and top-k down."""
+    """Top-2 up and top-k down: EF21-BC, whose server compresses g, and EF21-P, whose server compresses the model."""
     yield _run("bidirectional", dataset, "EF21", 2, 64, min(rounds, 3000), down=0)
     for down, factor in ((2, 32), (4, 64), (16, 64)):
         rule, label = f"ef21bc(topk(count=2), topk(count={down}))", f"EF21-BC 2 up, {down} down, {factor}×"
+        yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
+    for down, factor in ((2, 16), (4, 32), (16, 32)):
+        rule, label = f"ef21p(ef21(topk(count=2)), topk(count={down}))", f"EF21-P 2 up, {down} down, {factor}×"
         yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cpu.sweep import PLAIN, accumulate, collect, entry, is_difference, is_memory, put_back
-from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
+from thinwire.ops.cpu.threads import alone, at_once, bounds, in_parallel
 
 LINE = 16
 """Numbers of a sample that are read together: a cache line."""
@@ -33,6 +33,9 @@ FEW = 2048
 """Candidates up to which a partition beats a histogram of 4,096 counters."""
 SHORT = 1024
 """Numbers up to which a piece is settled without a sample: 10,000 pieces of 123 take 2 ms in place of 25 at k = 1."""
+
+MASKS = {kind().itemsize: np.array([np.iinfo(kind).max], kind) for kind in (np.int32, np.int64)}
+"""All bits of a number but its sign, by the number's bytes."""
 
 
 @njit(nogil=True, cache=True)
@@ -152,13 +155,49 @@ def settle_short(
     out_places: Any,
     out_entries: Any,
 ) -> None:  # pragma: no cover
-    """The winners of a short piece, whose numbers are looked at twice while they are in the cache."""
+    """The winners of a short piece, whose numbers are computed once and looked at twice while in the cache."""
     if is_memory(kind):
         accumulate(a, b, ratio, low, high - low)
-    for i in range(low, high):
-        short[i - low] = entry(kind, a, b, i)
-    kth, ties = kth_magnitude(short[: high - low], mask, k)
-    take_exact(kind, a, b, low, high, mask, kth, ties, out_places, out_entries, k)
+    numbers = short[: high - low]
+    for i in range(numbers.size):
+        numbers[i] = entry(kind, a, b, low + i)
+    kth, ties = kth_magnitude(numbers, mask, k)
+    bits, n, i = numbers.view(mask.dtype), 0, 0
+    while n < k:
+        magnitude = bits[i] & mask[0]
+        if magnitude > kth or (magnitude == kth and ties > 0):
+            ties -= magnitude == kth
+            out_places[n] = low + i
+            out_entries[n] = numbers[i]
+            n += 1
+            if is_memory(kind):
+                a[low + i] = 0
+            elif is_difference(kind):
+                a[low + i] += numbers[i]
+        i += 1
+
+
+@njit(nogil=True, cache=True)
+def settle_each(
+    kind: Any,
+    a: Any,
+    b: Any,
+    ratios: Any,
+    starts: Any,
+    stops: Any,
+    counts: Any,
+    ends: Any,
+    mask: Any,
+    out_places: Any,
+    out_entries: Any,
+) -> None:  # pragma: no cover
+    """The winners of short pieces, one piece after the other."""
+    short = np.empty(SHORT, a.dtype)
+    for p in range(starts.size):
+        out = slice(ends[p] - counts[p], ends[p])
+        settle_short(
+            kind, a, b, ratios[p], starts[p], stops[p], counts[p], mask, short, out_places[out], out_entries[out]
+        )
 
 
 @njit(nogil=True, cache=True)
@@ -284,21 +323,21 @@ class _Pieces:
     """A layout's non-empty pieces as arrays for the kernels."""
 
     def __init__(self, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None, dtype: Any) -> None:
-        self.starts, self.stops, self.counts, self.ends = _bounds_of(layout, tuple(counts))
+        self.starts, self.stops, self.counts, self.ends, ones, self.short = _bounds_of(layout, tuple(counts), dtype)
         pairs = zip(ratios, layout.pieces, strict=True) if ratios else ()
-        filled = [ratio for ratio, piece in pairs if piece.numel]
-        self.ratios = np.array(filled, dtype) if ratios else np.ones(self.starts.size, dtype)
+        self.ratios = np.array([ratio for ratio, piece in pairs if piece.numel], dtype) if ratios else ones
 
 
 @lru_cache(maxsize=64)
-def _bounds_of(layout: Layout, counts: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
-    """Where pieces start and stop, how many numbers of each are wanted, and these added up; kept, because there may be
-    10,000 pieces."""
+def _bounds_of(layout: Layout, counts: tuple[int, ...], dtype: Any) -> tuple[Any, Any, Any, Any, Any, bool]:
+    """Where pieces start and stop, how many numbers of each are wanted, these added up, and ratios of one; whether all
+    pieces are short, and want some. Kept, because there may be 10,000 pieces."""
     filled = [(piece, count) for piece, count in zip(layout.pieces, counts, strict=True) if piece.numel]
     starts = np.array([piece.offset for piece, _ in filled], np.int64)
     numels = np.array([piece.numel for piece, _ in filled], np.int64)
     wanted = np.array([count for _, count in filled], np.int64)
-    return starts, starts + numels, wanted, np.cumsum(wanted)
+    short = bool((numels <= SHORT).all() and (wanted > 0).all())
+    return starts, starts + numels, wanted, np.cumsum(wanted), np.ones(starts.size, dtype), short
 
 
 def largest(
@@ -308,13 +347,19 @@ def largest(
     work = first.contiguous()
     a, b = work.numpy(), second.contiguous().numpy()
     pieces = _Pieces(layout, counts, ratios, a.dtype)
-    total = int(pieces.counts.sum())
-    places, entries = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=first.dtype)
-    if total:
-        _Selection(kind, a, b, pieces, places.numpy(), entries.numpy()).run()
+    total = int(pieces.ends[-1]) if pieces.ends.size else 0
+    found = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=first.dtype)
+    places, entries = (each.numpy() for each in found)
+    if total and pieces.short and alone(a.size):
+        settle_each(
+            kind, a, b, pieces.ratios, pieces.starts, pieces.stops, pieces.counts, pieces.ends, MASKS[a.dtype.itemsize],
+            places, entries,
+        )  # fmt: skip
+    elif total:
+        _Selection(kind, a, b, pieces, places, entries).run()
     if work is not first and kind != PLAIN:
         first.copy_(work)
-    return places, entries
+    return found
 
 
 class _Selection:
@@ -323,9 +368,8 @@ class _Selection:
     def __init__(self, kind: Any, a: Any, b: Any, pieces: _Pieces, places: Any, entries: Any) -> None:
         self.kind, self.a, self.b, self.pieces = kind, a, b, pieces
         self.places, self.entries = places, entries
-        integer = np.int32 if a.dtype == np.float32 else np.int64
-        self.mask = np.array([np.iinfo(integer).max], integer)
-        self.floors = np.zeros(pieces.starts.size, integer)
+        self.mask = MASKS[a.dtype.itemsize]
+        self.floors = np.zeros(pieces.starts.size, self.mask.dtype)
         self.failed = np.zeros(pieces.starts.size, np.bool_)
 
     def run(self) -> None:

@@ -20,6 +20,11 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="thinwire")
 
 
+def alone(numel: int) -> bool:
+    """Whether [0, numel) is one share."""
+    return numel < 2 * SMALLEST_SHARE or torch.get_num_threads() == 1
+
+
 def bounds(numel: int) -> list[int]:
     """Where the shares of [0, numel) begin, and numel: one share for each of torch's threads, or fewer."""
     shares = max(1, min(torch.get_num_threads(), numel // SMALLEST_SHARE))
