@@ -362,6 +362,14 @@ def test_a_run_ends_at_its_target_and_where_the_watcher_says_so() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ctrl_c_keeps_the_model(threads: int) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # torch's launcher leaves one of its own
+    try:
+        _interrupt(threads)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(threads: int) -> None:
     engine = LockFree(samples(), "memsgd(topk(count=2))", Bottou(0.5, 0.01), threads=threads)
     engine.run(100)  # compiles
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
