@@ -33,7 +33,7 @@ def shared_state(d: int, dtype: type, atomic: bool = False) -> Shared:
 
 
 def topk_state(d: int, dtype: type) -> Private:
-    return private_state(d, dtype, 1, tree=True, marks=False, row=False, mean=False)
+    return private_state(d, dtype, 1, kept=0, tree=True, marks=False, row=False, mean=False)
 
 
 # --------------------------------------------------------------------------------------------------- several threads
@@ -140,7 +140,7 @@ def test_the_highest_level_is_one_scan(d: int, levels: int) -> None:
 
 def drawn(d: int, k: int, probability: float, t: int, key: int = 1) -> list[int]:
     """What a memory of ones sends at step t."""
-    private = private_state(d, np.float64, 1, tree=False, marks=True, row=False, mean=False)
+    private = private_state(d, np.float64, 1, kept=0, tree=False, marks=True, row=False, mean=False)
     private.memory[:] = 1
     shared = shared_state(d, np.float64)
     send_drawn_(shared, private, 0, Code(RANDOM, True, k, probability), np.uint64(key), t, 1.0, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree import atomics, prefetch
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import SHIFT, find, settle_
 from thinwire.engines.lockfree.order import below
@@ -17,6 +17,7 @@ from thinwire.ops.cpu.draw import word
 
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
+ask_to_write: Any = prefetch.ask_to_write
 COIN, FIRST_DRAW = np.uint64(0), np.uint64(1)
 
 
@@ -38,17 +39,41 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
         credit[j] -= change * weight
 
 
+@kernel
+def land_(shared: Any, private: Any) -> None:  # pragma: no cover
+    """Write what the step before chose."""
+    for place in range(private.late[0]):
+        add_float_(shared.v, private.late[place + 1], private.changes[place])
+    private.late[0] = 0
+
+
+@kernel
+def post_(shared: Any, private: Any, j: int, g: Any, per_scale: Any, weight: float) -> None:  # pragma: no cover
+    """x_j −= g: at once, or, where others write too, a step later, when its cache line has come from them."""
+    if not shared.atomic:
+        send_(shared, private.credit, j, g, per_scale, weight)
+        return
+    ask_to_write(shared.v, j)
+    change, place = -g * per_scale, private.late[0]
+    private.changes[place] = change
+    private.late[place + 1] = j
+    private.late[0] = place + 1
+    if private.credit.size:
+        private.credit[j] -= change * weight
+
+
 @inlined
 def send_largest_(
     shared: Any, private: Any, own: int, k: int, per_scale: Any, weight: float
 ) -> Any:  # pragma: no cover
     """The k largest of a memory whose tree is in order; how many were not zero."""
     memory, bits, maxima = private.memory[own], private.bits[own], private.maxima[own]
+    land_(shared, private)
     for sent in range(k):
         j = find(bits, maxima, private.offsets, private.mask)
         if j < 0:
             return sent
-        send_(shared, private.credit, j, memory[j], per_scale, weight)
+        post_(shared, private, j, memory[j], per_scale, weight)
         memory[j] = 0
         settle_(bits, maxima, private.offsets, private.mask, 0, j >> SHIFT)
     return k
@@ -60,6 +85,7 @@ def send_drawn_(
 ) -> Any:  # pragma: no cover
     """k entries drawn without replacement, k < 1: one with that probability; how many were not zero."""
     memory, d = private.memory[own], shared.v.size
+    land_(shared, private)
     base = np.uint64(word(key, np.uint64(t)))
     if rule.probability < 1.0 and below(word(base, COIN), 1 << 53) >= rule.probability * 2.0**53:
         return 0
@@ -72,7 +98,7 @@ def send_drawn_(
         private.marks[j] = t + 1
         drawn += 1
         if memory[j] != 0:
-            send_(shared, private.credit, j, memory[j], per_scale, weight)
+            post_(shared, private, j, memory[j], per_scale, weight)
             memory[j] = 0
             sent += 1
     return sent

@@ -35,6 +35,7 @@ class LockFree:
         each of W threads:  draw i;  p = m_w + η_t ∇f_i(x);  g = C(p);  x ← x − g;  m_w ← p − g
 
     x is read without locks and written by atomic additions, so no g is lost: x − Σ_w m_w takes exactly SGD's steps.
+    A thread among several writes g one step late, while the cache line is on its way; nothing is late when a run ends.
     With `threads=1` it is the sequential algorithm 1, deterministic. `rule` is any of memsgd or plain with identity,
     topk or randk, and plain(qsgd(levels, bucket=d)).
 
@@ -95,9 +96,15 @@ class LockFree:
         code = self._compiled.code
         inside = self._settings.strength > 0 and not self.samples.dense
         return private_state(
-            self.samples.d, self.samples.dtype, self.memories // self.threads,
-            tree=code.writes == TOP, marks=code.writes == RANDOM, row=inside, mean=self.average.is_mean,
-        )  # fmt: skip
+            self.samples.d,
+            self.samples.dtype,
+            self.memories // self.threads,
+            kept=code.kept if code.writes in (TOP, RANDOM) else 0,
+            tree=code.writes == TOP,
+            marks=code.writes == RANDOM,
+            row=inside,
+            mean=self.average.is_mean,
+        )
 
     # ------------------------------------------------------------------------------------------------------- the model
 

@@ -38,6 +38,10 @@ class Private(NamedTuple):
     """The last step at which a coordinate was drawn."""
     row: Any
     """Room for one row, all zero between steps."""
+    late: Any
+    """Coordinates that the last step chose and the next will write, after how many they are; see `choice`."""
+    changes: Any
+    """What will be added to them."""
     credit: Any
     """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
 
@@ -71,7 +75,9 @@ class Settings(NamedTuple):
     """Of the masks of RANDOM and the levels of LEVELS."""
 
 
-def private_state(d: int, dtype: Any, memories: int, *, tree: bool, marks: bool, row: bool, mean: bool) -> Private:
+def private_state(
+    d: int, dtype: Any, memories: int, *, kept: int, tree: bool, marks: bool, row: bool, mean: bool
+) -> Private:
     """Zeros, of no size where a run has no use for them."""
     width, whole = padded(d), np.dtype(f"i{np.dtype(dtype).itemsize}")
     offsets = level_offsets(d)
@@ -84,5 +90,7 @@ def private_state(d: int, dtype: Any, memories: int, *, tree: bool, marks: bool,
         mask=whole.type(np.iinfo(whole).max),
         marks=np.zeros(d if marks else 0, np.int64),
         row=np.zeros(d if row else 0, dtype),
+        late=np.zeros(kept + 1, np.int64),
+        changes=np.zeros(kept, dtype),
         credit=np.zeros(d + 1 if mean else 0),
     )

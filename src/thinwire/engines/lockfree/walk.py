@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.engines.lockfree import atomics, prefetch
+from thinwire.engines.lockfree.choice import land_
 from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.losses import slope
@@ -94,6 +95,7 @@ def walk_sparse(
                     columns, values, c, shared, private, own, rule, settings.key, step, per_scale, weight
                 )
         begin, end = take_(shared, plan.samples.size)
+    land_(shared, private)
     return sent
 
 
@@ -116,4 +118,5 @@ def walk_dense(
             r = number(plan.steps[t] * settings.strength)
             sent += dense_step_(rows[i], c, r, shared, private, own, rule, settings.key, step, per_scale, weight)
         begin, end = take_(shared, plan.samples.size)
+    land_(shared, private)
     return sent
