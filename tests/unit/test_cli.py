@@ -52,6 +52,10 @@ COMMANDS = {
         *("--dataset", "--figures", "--rounds", "--quick", "--data", "--json", "--resume", "--out", "--page"),
         "--debug",
     },
+    "reproduce memsgd": {
+        *("--figures", "--figure", "--dataset", "--data", "--samples", "--epochs", "--threads", "--repeats", "--quick"),
+        *("--json", "--resume", "--out", "--page", "--debug"),
+    },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
         *("--step", "--json", "--debug"),

@@ -14,6 +14,7 @@ from thinwire.cli import options
 from thinwire.cli.console import INTERRUPTED, console, say
 from thinwire.cli.progress import progress
 from thinwire.cli.reproduce_ef21 import ef21
+from thinwire.cli.reproduce_memsgd import memsgd
 from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import RunConfig
@@ -34,6 +35,7 @@ def _group() -> None:
 
 
 reproduce.command("ef21")(ef21)
+reproduce.command("memsgd")(memsgd)
 
 
 @reproduce.command("vgc")

@@ -52,21 +52,28 @@ def breast_cancer() -> tuple[Any, Any]:
 
 
 def _find(name: str, folder: Path | None) -> Path:
-    places = [folder / inner for inner in FOLDERS] if folder else []
-    candidates = [Path(name), *(place / f"{name}{ending}" for place in places for ending in ENDINGS)]
+    candidates = [Path(name), *(place / f"{name}{ending}" for place in _places(folder) for ending in ENDINGS)]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    files = (file for place in places if place.is_dir() for file in place.iterdir() if file.is_file())
-    known = sorted({_stem(file) for file in files if file.suffix != ".md"})
-    where = f"{folder} holds {', '.join(known) or 'no data files'}" if folder else f"{VARIABLE} is not set"
+    where = f"{folder} holds {', '.join(held(folder)) or 'no data files'}" if folder else f"{VARIABLE} is not set"
     raise DataError(
         f"unknown data set {name!r}: known is {BREAST_CANCER}, and {where}. Name a folder of LIBSVM files by --data "
         f"FOLDER or {VARIABLE} (a9a, a9a.bz2, a9a.gz or a9a.xz there is 'a9a'), or give the path of a file as the name"
     )
 
 
-def _stem(file: Path) -> str:
+def held(folder: Path) -> list[str]:
+    """The names of the data files in a folder."""
+    files = (file for place in _places(folder) if place.is_dir() for file in place.iterdir() if file.is_file())
+    return sorted({stem(file) for file in files if file.suffix != ".md"})
+
+
+def _places(folder: Path | None) -> list[Path]:
+    return [folder / inner for inner in FOLDERS] if folder else []
+
+
+def stem(file: Path) -> str:
     """The name that a file is asked for by."""
     ending = next(end for end in reversed(ENDINGS) if file.name.endswith(end))  # the empty one comes last
     return file.name.removesuffix(ending)

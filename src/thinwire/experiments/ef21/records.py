@@ -1,74 +1,24 @@
-"""Records of the EF21 experiments: one line a run, written as it ends, behind a line that says where they come from."""
+"""Records of the EF21 experiments, read again."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import RecordError
 from thinwire.experiments.ef21.course import Reached
 from thinwire.experiments.ef21.run import Outcome
 from thinwire.experiments.ef21.settings import Setting
-from thinwire.experiments.provenance import provenance
+from thinwire.experiments.outcomes import read_runs
 
-FORMAT = 1
 KIND = "ef21"
 
 
-class Writer:
-    """Appends runs to a record, each flushed at once: Ctrl-C keeps those that ended."""
-
-    def __init__(self, path: Path, command: Sequence[str]) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise RecordError(f"record {path} cannot be written: {error.strerror}; give another --out") from None
-        if not self._stream.tell():
-            self._write({"kind": KIND, "format": FORMAT, "provenance": provenance(command)})
-
-    def add(self, outcome: Outcome) -> None:
-        self._write({"kind": "run", **outcome.plain()})
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
-        self._stream.flush()
-
-
 def read_outcomes(path: Path) -> list[Outcome]:
-    """The runs of a record; anything malformed is a `RecordError` with its line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"record {path} cannot be read: {error}") from None
-    found = []
-    for number, text in enumerate(lines, start=1):
-        try:
-            line = json.loads(text)
-            if number == 1:
-                _check_first(line)
-            else:
-                found.append(_outcome(line))
-        except (ValueError, KeyError, TypeError) as problem:
-            raise RecordError(
-                f"record {path}, line {number}: not a run of `thinwire reproduce ef21` ({problem}); "
-                "delete the line, or give another --out"
-            ) from None
-    return found
-
-
-def _check_first(line: dict[str, Any]) -> None:
-    if (line["kind"], line["format"]) != (KIND, FORMAT):
-        raise ValueError(f"kind {line['kind']}, format {line['format']}; expected {KIND}, {FORMAT}")
+    """The runs of a record."""
+    return read_runs(path, KIND, _outcome)
 
 
 def _outcome(line: dict[str, Any]) -> Outcome:
-    line.pop("kind")
     setting, reached, curve = line.pop("setting"), line.pop("reached"), line.pop("curve")
     return Outcome(
         setting=Setting(**setting),
