@@ -181,6 +181,10 @@ def test_importing_thinwire_imports_nothing_heavy() -> None:
     assert heavy_imports("import thinwire") == set()
 
 
+def test_the_command_line_needs_nothing_heavy_but_its_own_package() -> None:
+    assert heavy_imports("import thinwire.cli.main") == {"typer"}
+
+
 def test_every_heavy_import_is_seen_even_a_guarded_one() -> None:
     guarded = "try:\n    import {0}\nexcept ImportError:\n    pass"
     assert heavy_imports("\n".join(guarded.format(name) for name in HEAVY)) == HEAVY

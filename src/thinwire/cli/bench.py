@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 import typer
-from rich.progress import track
 
+from thinwire.cli.bench_lockfree import lockfree
 from thinwire.cli.console import console, say
 from thinwire.cli.kernel_table import floor_line, kernel_table, machine
-from thinwire.cli.lockfree_table import reach_table, speed_table
+from thinwire.cli.measured import Json, Repeats, measured
 from thinwire.cli.options import Page, decimals, integers
 from thinwire.cli.simulation_table import growth_page, simulation_table
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
-from thinwire.experiments.bench.kernels import KernelRow, bench_kernels
-from thinwire.experiments.bench.linear_data import ENTRIES, SHAPES, SPARSE_D
-from thinwire.experiments.bench.lockfree import SpeedRow, bench_lockfree
+from thinwire.experiments.bench.kernels import bench_kernels
 from thinwire.experiments.bench.operations import OPERATIONS
-from thinwire.experiments.bench.reach import ReachRow, bench_reach
-from thinwire.experiments.bench.simulation import SimulationRow, bench_simulation
-from thinwire.experiments.bench.wire import WireRow, bench_wire, better_than_ours
+from thinwire.experiments.bench.simulation import bench_simulation
+from thinwire.experiments.bench.wire import bench_wire, better_than_ours
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
 from thinwire.report.template import check_report_packages
 
-Row = TypeVar("Row", KernelRow, WireRow, SimulationRow, SpeedRow, ReachRow)
-bench = typer.Typer(no_args_is_help=True, help="Measure kernels, wire format and simulation on this machine.")
+bench = typer.Typer(no_args_is_help=True, help="Measure kernels, wire format, simulation and threads on this machine.")
+bench.command("lockfree")(lockfree)
 
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
 KernelNumel = Annotated[
@@ -43,9 +38,7 @@ Op = Annotated[
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 DEFAULT_NUMEL = {"cpu": 25_000_000, "cuda": 100_000_000}
 Densities = Annotated[str, typer.Option("--densities", help="Shares of the numbers kept, with commas between them.")]
-Repeats = Annotated[int, typer.Option("--repeats", help="Measured rounds; the table shows medians.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads (default: torch's).", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a row instead of the table.")]
 
 
 @bench.command("kernels")
@@ -70,7 +63,7 @@ def kernels(
     names = _operations(op)
     _check_device(device)
     checked = _checked(DEFAULT_NUMEL[device] if numel is None else numel, densities, repeats, threads)
-    rows = list(_rows(bench_kernels(*checked, names, device), as_json))
+    rows = list(measured(bench_kernels(*checked, names, device), as_json))
     if as_json:
         return
     say(console(), f"{checked[0]:,} float32, medians of {repeats}; {machine(device)}")
@@ -94,7 +87,7 @@ def wire(
 
       thinwire bench wire --numel 1000000 --json
     """
-    rows = list(_rows(bench_wire(*_checked(numel, densities, repeats, threads)), as_json))
+    rows = list(measured(bench_wire(*_checked(numel, densities, repeats, threads)), as_json))
     if as_json:
         return
     say(console(), f"{numel:,} numbers of a normal distribution, medians of {repeats}; {machine('cpu')}")
@@ -137,64 +130,13 @@ def simulation(
     torch.set_num_threads(threads)
     loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]
     more = integers(growth, "--growth") if growth else []
-    rows = list(_rows(bench_simulation(loaded, workers, more, rounds, threads), as_json))
+    rows = list(measured(bench_simulation(loaded, workers, more, rounds, threads), as_json))
     if page is not None:
         growth_page(rows, page)
     if as_json:
         return
     say(console(), f"EF21, top-1, float64; {machine('cpu')} on both sides")
     console().print(simulation_table(rows))
-
-
-@bench.command("lockfree")
-def lockfree(
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="Time to a loss on this data set, in place of speed.", show_default=False),
-    ] = None,
-    method: Annotated[
-        str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
-    ] = "memsgd(topk(count=1));memsgd(topk(count=5))",
-    initial: Annotated[float, typer.Option("--initial", help="With --dataset: the first step size.")] = 1.0,
-    samples: Annotated[int, typer.Option("--samples", help="Rows of the data that are made up.")] = 50_000,
-    shapes: Annotated[str, typer.Option("--shapes", help=f"Some of {', '.join(SHAPES)}.")] = ",".join(SHAPES),
-    threads: Annotated[str, typer.Option("--threads", help="Numbers of threads, with commas between.")] = "1,2",
-    repeats: Repeats = 5,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Steps a second of the lock-free engine beside lock-free SGD and scikit-learn's SGDClassifier, by turns.
-
-    The data are made up: sparse rows of the shape of RCV1 with columns equally popular (uniform) or as popular as
-    words are (skewed), and dense rows. With --dataset: the time to reach the loss that SGDClassifier ends at.
-
-    **Example**
-
-      thinwire bench lockfree --dataset reuters21578_tfidf --data ~/data
-    """
-    counts, names = integers(threads, "--threads"), [name.strip() for name in shapes.split(",")]
-    if repeats < 1 or samples < 1 or min(counts) < 1 or not set(names) <= set(SHAPES):
-        raise ConfigError(
-            f"repeats, samples and threads must be at least 1 and shapes among {', '.join(SHAPES)}, "
-            f"got {repeats}, {samples}, {threads} and {shapes}"
-        )
-    if dataset is not None:
-        loaded = load_dataset(dataset, data)
-        ways = list(_rows(bench_reach(loaded, method.split(";"), counts, repeats, initial), as_json))
-        if not as_json:
-            say(console(), f"{dataset}: logistic loss, λ = 1/n, float32, η = γ/(1 + γλt), γ = {initial:g}; medians of")
-            say(console(), f"{repeats}, losses found with the clock stopped; {machine('cpu')}")
-            console().print(reach_table(ways))
-        return
-    rows = list(_rows(bench_lockfree(names, samples, counts, repeats), as_json))
-    if not as_json:
-        say(
-            console(), f"{samples:,} rows, float32; sparse: d = {SPARSE_D:,}, {ENTRIES} entries a row; {machine('cpu')}"
-        )
-        console().print(speed_table(rows))
 
 
 def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> tuple[int, list[float], int]:
@@ -207,14 +149,6 @@ def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> t
     if threads is not None:
         torch.set_num_threads(threads)
     return numel, shares, repeats
-
-
-def _rows(rows: Iterator[Row], as_json: bool) -> Iterator[Row]:
-    out = console()
-    for row in rows if as_json else track(rows, "measuring", console=out, transient=True, disable=not out.is_terminal):
-        if as_json:
-            say(out, json.dumps(row.plain()))
-        yield row
 
 
 def _operations(text: str | None) -> list[str]:

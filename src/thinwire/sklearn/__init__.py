@@ -1,4 +1,9 @@
 """Mem-SGD as scikit-learn estimators: linear models trained on all cores, a few coordinates written in a step."""
 
-from thinwire.sklearn.classifier import MemSGDClassifier as MemSGDClassifier
-from thinwire.sklearn.regressor import MemSGDRegressor as MemSGDRegressor
+from thinwire.extras import require
+
+for _package in ("sklearn", "numba"):
+    require(_package, "sklearn", "thinwire.sklearn")
+
+from thinwire.sklearn.classifier import MemSGDClassifier as MemSGDClassifier  # noqa: E402
+from thinwire.sklearn.regressor import MemSGDRegressor as MemSGDRegressor  # noqa: E402

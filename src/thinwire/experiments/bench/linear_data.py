@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.engines.lockfree import Samples
 from thinwire.extras import require
+
+if TYPE_CHECKING:
+    from thinwire.engines.lockfree import Samples
 
 SPARSE_D, ENTRIES, DENSE_D = 47_236, 70, 2_000
 SHAPES = ("uniform", "skewed", "dense")
@@ -16,6 +18,8 @@ SHAPES = ("uniform", "skewed", "dense")
 
 def made_up(shape: str, samples: int) -> Samples:
     """Rows of norm one in float32, with labels of a random model."""
+    from thinwire.engines.lockfree import Samples
+
     rng = np.random.default_rng(0)
     rows = _dense(rng, samples) if shape == "dense" else _sparse(rng, samples, skewed=shape == "skewed")
     score = rows @ rng.normal(size=rows.shape[1]).astype(np.float32)
