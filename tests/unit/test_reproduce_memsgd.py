@@ -191,6 +191,21 @@ def test_speed_up_is_over_the_fastest_single_thread() -> None:
     assert figures.speedups(runs) == {("SGD", 1): [0.75, 1.0], ("SGD", 2): [1.5, 3.0]}
 
 
+def test_a_figure_that_broke_off_still_has_a_table_and_sentences() -> None:
+    """SGD on one thread and two, rand-10 on one, top-10 only on two."""
+    base = Setting("cores", CANCER, "SGD", SGD, 1.0, 1)
+    settings_ = [
+        base,
+        replace(base, threads=2),
+        replace(base, label="rand-10"),
+        replace(base, label="top-10", threads=2),
+    ]
+    runs = [outcome(one, Point(0, 0.0, 0, 9.0), Point(100, 1.0, 3000, 1.2)) for one in settings_]
+    assert [row[:2] for row in figures.table(runs)[1:]] == [["SGD", "1"], ["SGD", "2"], ["rand-10", "1"]]
+    assert claims(runs)[-1] == "On 2 threads lock-free SGD takes 1.000 s to the loss, top-10 1.00 times that."
+    assert len(claims(runs[1:2])) == 1
+
+
 def test_each_method_is_shown_at_its_best_step() -> None:
     base = Setting("bits", CANCER, "top-1", "memsgd(topk(count=1))", 1.0, 1)
     good = outcome(base, Point(0, 0.0, 0, 2.0), Point(50, 0.1, 50, 1.005))
@@ -247,6 +262,8 @@ def test_a_file_is_data_and_its_folder_stays_unsaid(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[0])["setting"]["dataset"] == "mine"
     assert str(tmp_path) not in printed
+    assert main(["reproduce", "memsgd", "--data", str(tmp_path / "mine.txt"), "--dataset", CANCER, *words]) == 2
+    assert "one file, mine; it does not hold breast_cancer" in " ".join(capsys.readouterr().err.split())
 
 
 def test_ctrl_c_keeps_what_is_done(

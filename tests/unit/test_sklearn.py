@@ -13,7 +13,6 @@ pytest.importorskip("numba")
 pytest.importorskip("sklearn")
 
 from scipy.sparse import csr_matrix
-from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDClassifier
@@ -127,18 +126,77 @@ def test_classes_are_named_first_and_stay() -> None:
     X, y = cancer()
     with pytest.raises(ConfigError, match="classes must be passed on the first call"):
         MemSGDClassifier().partial_fit(X, y)
+    with pytest.raises(ConfigError, match="at least 2 classes, got one class"):
+        MemSGDClassifier().partial_fit(X, y, classes=[1])
     model = MemSGDClassifier().partial_fit(X, y, classes=[0, 1])
-    with pytest.raises(ConfigError, match="is not the same as on last call"):
+    with pytest.raises(ConfigError, match=r"classes were \[0, 1\] and are \[0, 1, 2\]"):
         model.partial_fit(X, y, classes=[0, 1, 2])
     with pytest.raises(ConfigError, match=r"labels \[7\] are not among classes \[0, 1\]"):
         model.partial_fit(X, np.where(y == 1, 7, 0))
 
 
-def test_a_warm_start_goes_on() -> None:
+def test_a_warm_start_begins_at_the_last_coefficients_with_the_parameters_of_now() -> None:
     X, y = cancer()
-    model = MemSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
-    assert model.fit(X, y).t_ == 4 * len(y)
-    assert clone(model).set_params(warm_start=False).fit(X, y).t_ == 2 * len(y)
+    model = MemSGDClassifier(max_iter=20, tol=None, warm_start=True, random_state=0).fit(X, y)
+    before = model.coef_.copy()
+    model.set_params(max_iter=1, eta0=1e-9).fit(X, y)
+    assert model.t_ == len(y)
+    assert np.abs(model.coef_ - before).max() < 1e-5 * np.abs(before).max()
+    strong = model.set_params(alpha=1.0, eta0="auto", max_iter=20).fit(X, y)
+    assert np.abs(strong.coef_).max() < 0.5 * np.abs(before).max()
+
+
+def test_a_warm_start_is_for_the_same_classes_and_features() -> None:
+    X, y = cancer()
+    model = MemSGDClassifier(max_iter=1, tol=None, warm_start=True).fit(X, y)
+    with pytest.raises(ConfigError, match=r"classes were \[0, 1\] and are \[0, 7\]"):
+        model.fit(X, np.where(y == 1, 7, 0))
+    with pytest.raises(ValueError, match="X has 29 features, but MemSGDClassifier is expecting 30"):
+        model.fit(X[:, 1:], y)
+    assert model.predict(X).shape == y.shape
+
+
+def test_fit_and_partial_fit_follow_each_other() -> None:
+    X, y = cancer()
+    model = MemSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0)
+    model.partial_fit(X, y, classes=[0, 1]).fit(X, y).partial_fit(X, y).fit(X, y)
+    assert model.t_ == 2 * len(y)
+    assert model.partial_fit(X, y).t_ == 3 * len(y)
+    with pytest.raises(ConfigError, match="alpha changed since training began: call fit, or set it back"):
+        model.set_params(alpha=1e-2).partial_fit(X, y)
+
+
+def test_a_first_part_of_short_rows_does_not_make_later_steps_explode() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    X, y = 10 * StandardScaler().fit_transform(X), (y - y.mean()) / y.std()
+    model = MemSGDRegressor(random_state=0).partial_fit(0 * X[:20], y[:20])
+    for _ in range(30):
+        model.partial_fit(X, y)
+    assert model.score(X, y) > 0.4
+
+
+def test_a_step_size_that_is_too_large_is_noticed() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    X, y = 10 * StandardScaler().fit_transform(X), (y - y.mean()) / y.std()
+    with pytest.warns(ConvergenceWarning, match="the loss rose from .* the step size eta0 is too large"):
+        MemSGDRegressor(eta0=0.01, max_iter=1, tol=None).fit(X, y)
+    with pytest.raises(ConfigError, match="training diverged"), np.errstate(all="ignore"):
+        MemSGDRegressor(eta0=10.0, max_iter=50, tol=None).fit(X, y)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 10.0])
+@pytest.mark.parametrize("rule", ["memsgd(topk(count=1))", "plain(identity())"])
+def test_a_strong_penalty_needs_no_other_step_size(rule: str, alpha: float) -> None:
+    X, y = load_digits(return_X_y=True)
+    X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    MemSGDClassifier(rule=rule, alpha=alpha, max_iter=2, tol=None).fit(X, y % 2)
+
+
+def test_a_pickle_holds_the_model_and_not_the_samples() -> None:
+    X, y = load_digits(return_X_y=True)
+    for rows in (X, csr_matrix(X)):
+        model = MemSGDClassifier(max_iter=1, tol=None).fit(rows, y)
+        assert len(pickle.dumps(model)) < X.nbytes / 4
 
 
 def test_a_flush_writes_what_the_memory_holds() -> None:
@@ -177,13 +235,12 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
     X, y = cancer()
     epochs = []
 
-    def epoch(course: Course) -> None:
-        original(course)
+    def look(course: Course) -> None:
         epochs.append(course)
-        course.interrupted = len(epochs) == 2
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
 
-    original = Course.epoch
-    monkeypatch.setattr(Course, "epoch", epoch)
+    monkeypatch.setattr(Course, "_look", look)
     with pytest.warns(ConvergenceWarning, match=f"interrupted after {2 * len(y)} steps: the model so far is kept"):
         model = MemSGDClassifier(random_state=0).fit(X, y)
     assert model.n_iter_ == 2
@@ -212,10 +269,15 @@ def test_probabilities_are_the_logistic_loss_s_alone() -> None:
     [
         ({"loss": "squared_hinge"}, ConfigError, "loss must be one of log_loss, hinge, squared_error, got"),
         ({"alpha": -1}, ConfigError, "alpha must be a finite number of at least 0, got -1"),
-        ({"max_iter": 0}, ConfigError, "max_iter must be a finite number of at least 1, got 0"),
-        ({"n_iter_no_change": 0}, ConfigError, "n_iter_no_change must be at least 1, got 0"),
+        ({"max_iter": 0}, ConfigError, "max_iter must be a whole number of at least 1, got 0"),
+        ({"alpha": "much"}, ConfigError, "alpha must be a finite number of at least 0, got 'much'"),
+        ({"max_iter": 2.5}, ConfigError, "max_iter must be a whole number of at least 1, got 2.5"),
+        ({"tol": np.nan}, ConfigError, "tol must be a number of at least 0, or None for all epochs, got nan"),
+        ({"n_jobs": 1.5}, ConfigError, "n_jobs must be a number of threads, or negative .* got 1.5"),
+        ({"flush": True, "average": "uniform"}, ConfigError, "flush changes the last iterate"),
+        ({"n_iter_no_change": 0}, ConfigError, "n_iter_no_change must be a whole number of at least 1, got 0"),
         ({"eta0": 0}, ConfigError, 'eta0 must be a positive step size or "auto", got 0'),
-        ({"eta0": 2e4}, ConfigError, "η λ < 1"),
+        ({"eta0": 2e4}, ConfigError, r"eta0 \* alpha must be below 1, got 20000 \* 0.0001"),
         ({"average": "mean"}, ConfigError, "average must be one of final, uniform, weighted, got 'mean'"),
         ({"learning_rate": "optimal"}, ConfigError, "learning_rate must be one of bottou, constant, got 'optimal'"),
         ({"n_jobs": 0}, ConfigError, "n_jobs must be a number of threads"),

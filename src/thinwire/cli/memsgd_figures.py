@@ -14,7 +14,7 @@ from thinwire.experiments.memsgd.figures import facts, grouped, table, title
 from thinwire.experiments.memsgd.paper import DEFECTS
 from thinwire.experiments.memsgd.records import KIND, read_outcomes
 from thinwire.experiments.memsgd.run import Outcome, run
-from thinwire.experiments.memsgd.settings import Scale, settings
+from thinwire.experiments.memsgd.settings import Scale, check, settings
 from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, held, stem
@@ -52,6 +52,7 @@ def reproduce(
 ) -> None:
     """Every run that the record does not hold yet; then tables and page."""
     data = request.data
+    check(request.figures, request.threads, request.repeats, request.epochs)
     wanted = settings(
         [Scale.of(problem_of(name, data), request.most) for name in request.names],
         request.figures,

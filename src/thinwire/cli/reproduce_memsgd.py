@@ -58,7 +58,10 @@ def memsgd(
         int | None, typer.Option("--repeats", help=f"Of timed runs (default: {REPEATS}).", show_default=False)
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{', '.join(QUICK_FIGURES)}, {QUICK_STEPS:,} steps a run: a minute.")
+        bool,
+        typer.Option(
+            "--quick", help=f"{', '.join(QUICK_FIGURES)}, {QUICK_STEPS:,} steps or one epoch a run: a minute."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run instead of the tables.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
@@ -91,7 +94,7 @@ def memsgd(
 
     request = memsgd_figures.Request(
         names=memsgd_figures.names(dataset, data, _given(samples, QUICK_SAMPLES if quick else SAMPLES)),
-        figures=figures.split(",") if figures else QUICK_FIGURES if quick else FIGURES,
+        figures=[name.strip() for name in figures.split(",")] if figures else QUICK_FIGURES if quick else FIGURES,
         data=data,
         most=QUICK_STEPS if quick else None,
         threads=_cores() if threads is None else options.integers(threads, "--threads"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +17,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from thinwire.engines.lockfree import Average, Bottou, Constant, Decoupled, Final, LockFree, Samples, Uniform, Weighted
+from thinwire.engines.lockfree import (
+    Average,
+    Bottou,
+    Constant,
+    Decoupled,
+    Final,
+    LockFree,
+    Samples,
+    Schedule,
+    Uniform,
+    Weighted,
+)
 from thinwire.engines.lockfree.rules import Compiled
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule, as_rule
@@ -23,6 +36,14 @@ from thinwire.sklearn.steps import first_step
 from thinwire.spec import parse
 
 Array = NDArray[Any]
+PARAMETERS: tuple[tuple[str, int, Any], ...] = (
+    ("alpha", 0, Real),
+    ("max_iter", 1, Integral),
+    ("n_iter_no_change", 1, Integral),
+)
+"""Numbers: the least that each may be, and of which kind."""
+OF_CALLS = ("max_iter", "tol", "n_iter_no_change", "flush", "warm_start", "random_state")
+"""Parameters that may change while training goes on."""
 AVERAGES = ("final", "uniform", "weighted")
 SCHEDULES = ("bottou", "constant")
 
@@ -45,17 +66,35 @@ class Course:
         self.engine, self._tol, self._patience = engine, tol, patience
         self.epochs = 0
         self.interrupted = self.settled = False
+        self._start = engine.loss()
         self._best, self._stale = np.inf, 0
 
     def epoch(self) -> None:
-        run = self.engine.run(len(self.engine.samples))
+        """One more; Ctrl-C ends it early."""
+        try:
+            run = self.engine.run(len(self.engine.samples))
+            self.interrupted = run.stopped == "interrupted"
+            self._look()
+        except KeyboardInterrupt:
+            self.interrupted = True
         self.epochs += 1
-        self.interrupted = run.stopped == "interrupted"
+
+    def _look(self) -> None:
         if self._tol is not None:
             loss = self.engine.loss()
             self._stale = 0 if loss < self._best - self._tol else self._stale + 1
             self._best = min(self._best, loss)
             self.settled = self._stale >= self._patience
+
+    def close(self) -> None:
+        """A warning where the loss has risen."""
+        end = self.engine.loss()
+        if end > self._start:
+            warnings.warn(
+                f"the loss rose from {self._start:g} to {end:g}: the step size eta0 is too large for these samples",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
 
 
 class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
@@ -75,6 +114,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     random_state: Any
     warm_start: bool
     _engines: list[LockFree]
+    _built: dict[str, Any]
 
     # --------------------------------------------------------------------------------------------------- for subclasses
 
@@ -83,17 +123,24 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _fit(self, X: Any, columns: Array, sample_weight: Any) -> Self:
-        """Train one model for each column of targets."""
-        if not (self.warm_start and len(getattr(self, "_engines", ())) == columns.shape[1]):
-            self._engines = []
-        self._employ(X, columns, sample_weight)
+        """Train one model for each column of targets, from zero or, with a warm start, from the last coefficients."""
+        coefficients = np.atleast_2d(self.coef_) if self._goes_on() else [None] * columns.shape[1]
+        intercepts = self.intercept_ if self._goes_on() else np.zeros(columns.shape[1])
+        self._employ(X, columns, sample_weight, coefficients, intercepts)
         courses = [Course(engine, self.tol, self.n_iter_no_change) for engine in self._engines]
         self.n_iter_ = self._train(courses)
+        for course in courses:
+            if self.flush:
+                course.engine.flush_()
+            course.close()
         return self._publish()
 
     def _partial_fit(self, X: Any, columns: Array, sample_weight: Any) -> Self:
         """One pass over these samples, from where the last call ended; the memories stay."""
-        self._employ(X, columns, sample_weight)
+        if getattr(self, "_engines", ()):
+            self._feed(X, columns, sample_weight)
+        else:
+            self._employ(X, columns, sample_weight, [None] * columns.shape[1], np.zeros(columns.shape[1]))
         for engine in self._engines:
             engine.order = OnePass(engine.step)
             if engine.run(len(engine.samples)).stopped == "interrupted":
@@ -101,6 +148,9 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
                 break
         self.n_iter_ = 1
         return self._publish()
+
+    def _goes_on(self) -> bool:
+        return self.warm_start and hasattr(self, "coef_")
 
     # ----------------------------------------------------------------------------------------------------------- checks
 
@@ -117,50 +167,81 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         )
 
     def _check_parameters(self) -> None:
-        for name, value, least in (("alpha", self.alpha, 0), ("max_iter", self.max_iter, 1)):
-            if not (np.isfinite(value) and value >= least):
-                raise ConfigError(f"{name} must be a finite number of at least {least}, got {value!r}")
-        if self.n_iter_no_change < 1:
-            raise ConfigError(f"n_iter_no_change must be at least 1, got {self.n_iter_no_change!r}")
-        for name, text, known in (
-            ("average", self.average, AVERAGES),
-            ("learning_rate", self.learning_rate, SCHEDULES),
-        ):
-            if text not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {text!r}")
-        if self.eta0 != "auto" and not (
-            isinstance(self.eta0, int | float) and np.isfinite(self.eta0) and self.eta0 > 0
-        ):
+        for name, least, kind in PARAMETERS:
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < np.inf:
+                what = "a whole number" if kind is Integral else "a finite number"
+                raise ConfigError(f"{name} must be {what} of at least {least}, got {value!r}")
+        for name, known in (("average", AVERAGES), ("learning_rate", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol >= 0):
+            raise ConfigError(f"tol must be a number of at least 0, or None for all epochs, got {self.tol!r}")
+        if self.eta0 != "auto" and not (isinstance(self.eta0, Real) and 0 < self.eta0 < np.inf):
             raise ConfigError(f'eta0 must be a positive step size or "auto", got {self.eta0!r}')
+        if self.flush and self.average != "final":
+            raise ConfigError(f"flush changes the last iterate, and average={self.average!r} asks for a mean: drop one")
 
     # --------------------------------------------------------------------------------------------------------- training
 
-    def _employ(self, X: Any, columns: Array, sample_weight: Any) -> None:
-        """An engine for each column of targets, made anew or fed with these samples."""
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
-        if not getattr(self, "_engines", ()):
-            every = [Samples.of(X, column, loss=self._loss(), weights=weights) for column in columns.T]
-            seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=len(every))
-            self._engines = [self._engine(samples, int(seed)) for samples, seed in zip(every, seeds, strict=True)]
-            return
-        for engine, column in zip(self._engines, columns.T, strict=True):
-            engine.feed_(Samples.of(_like(X, engine.samples), column, loss=self._loss(), weights=weights))
+    def _employ(
+        self, X: Any, columns: Array, sample_weight: Any, coefficients: Iterable[Any], intercepts: Iterable[float]
+    ) -> None:
+        """A new engine for each column of targets."""
+        seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=columns.shape[1])
+        every = zip(self._samples(X, columns, sample_weight), seeds, coefficients, intercepts, strict=True)
+        self._engines = [self._engine(samples, int(seed), start, float(b)) for samples, seed, start, b in every]
+        self._built = self._building()
 
-    def _engine(self, samples: Samples, seed: int) -> LockFree:
-        rule = as_rule(parse(self.rule) if isinstance(self.rule, str) else self.rule)
-        threads, share = _threads(self.n_jobs), float(self.fit_intercept)
-        code = Compiled.of(rule, samples.d).code
-        eta0 = first_step(samples, code, self.alpha, threads, share) if self.eta0 == "auto" else float(self.eta0)
-        schedule = Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else Constant(eta0)
+    def _feed(self, X: Any, columns: Array, sample_weight: Any) -> None:
+        """Hand these samples to the engines that there are; longer rows than before make their steps smaller."""
+        changed = [name for name, value in self._building().items() if self._built[name] != value]
+        if changed:
+            raise ConfigError(f"{', '.join(changed)} changed since training began: call fit, or set it back")
+        samples = self._samples(_like(X, self._engines[0].samples), columns, sample_weight)
+        for engine, own in zip(self._engines, samples, strict=True):
+            engine.feed_(own)
+            bound = self._schedule(self._first_step(own))
+            if bound(np.zeros(1)) < engine.schedule(np.zeros(1)):
+                engine.schedule = bound
+
+    def _building(self) -> dict[str, Any]:
+        """The parameters that an engine is built by."""
+        parameters: dict[str, Any] = self.get_params(deep=False)
+        return {name: value for name, value in parameters.items() if name not in OF_CALLS}
+
+    def _samples(self, X: Any, columns: Array, sample_weight: Any) -> Iterator[Samples]:
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        first = Samples.of(X, columns[:, 0], loss=self._loss(), weights=weights)
+        return (first if place == 0 else first.relabelled(column) for place, column in enumerate(columns.T))
+
+    def _rule(self) -> Rule:
+        return as_rule(parse(self.rule) if isinstance(self.rule, str) else self.rule)
+
+    def _first_step(self, samples: Samples) -> float:
+        if self.eta0 != "auto":
+            return float(self.eta0)
+        code = Compiled.of(self._rule(), samples.d).code
+        return first_step(samples, code, self.alpha, _threads(self.n_jobs), float(self.fit_intercept))
+
+    def _schedule(self, eta0: float) -> Schedule:
+        return Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else Constant(eta0)
+
+    def _engine(self, samples: Samples, seed: int, start: Any, intercept: float) -> LockFree:
+        eta0 = self._first_step(samples)
+        if eta0 * self.alpha >= 1:
+            raise ConfigError(f"eta0 * alpha must be below 1, got {eta0:g} * {self.alpha:g}: take a smaller eta0")
         return LockFree(
             samples,
-            rule,
-            schedule,
+            self._rule(),
+            self._schedule(eta0),
             regulariser=Decoupled(self.alpha),
             average=self._average(eta0),
-            threads=threads,
+            threads=_threads(self.n_jobs),
             seed=seed,
-            intercept=share,
+            start=start,
+            intercept=float(self.fit_intercept),
+            start_intercept=intercept,
         )
 
     def _average(self, eta0: float) -> Average:
@@ -191,13 +272,20 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         return max(course.epochs for course in courses)
 
     def _publish(self) -> Self:
-        for engine in self._engines:
-            if self.flush:
-                engine.flush_()
-        self.coef_ = np.stack([engine.estimate for engine in self._engines])
-        self.intercept_ = np.array([engine.estimated_intercept for engine in self._engines])
+        """coef_ and what else is known now; the engines let go of the samples."""
+        coefficients = np.stack([engine.estimate for engine in self._engines])
+        intercepts = np.array([engine.estimated_intercept for engine in self._engines])
+        if not (np.isfinite(coefficients).all() and np.isfinite(intercepts).all()):
+            raise ConfigError(
+                f"training diverged, its coefficients are not finite: give a smaller eta0 than {self.eta0!r}, or scale "
+                "the features (StandardScaler)"
+            )
+        self.coef_, self.intercept_ = coefficients, intercepts
         self.t_ = self._engines[0].step
         self.written_ = sum(engine.written for engine in self._engines)
+        for engine in self._engines:
+            engine.feed_(engine.samples.first())
+            engine.last = None
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -212,8 +300,8 @@ def _threads(n_jobs: int | None) -> int:
     >>> _threads(None), _threads(3)
     (1, 3)
     """
-    if n_jobs == 0:
-        raise ConfigError("n_jobs must be a number of threads, or negative to count from all cores (-1), got 0")
+    if n_jobs is not None and (not isinstance(n_jobs, Integral) or n_jobs == 0):
+        raise ConfigError(f"n_jobs must be a number of threads, or negative to count from all (-1), got {n_jobs!r}")
     cores = os.cpu_count() or 1
     return 1 if n_jobs is None else n_jobs if n_jobs > 0 else max(1, cores + 1 + n_jobs)
 

@@ -52,12 +52,12 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
     average : "final", "uniform" or "weighted"
         The last iterate, or a mean of all, with equal weights or the theorem's (a + t)².
     flush : bool
-        Write what the memories hold when training ends.
+        Write what the memories hold when `fit` ends; with average="final" only.
     n_jobs : int or None
         Threads; -1 is all cores. Only one thread gives the same result every time.
     random_state : int, RandomState or None
     warm_start : bool
-        Go on from the last fit.
+        `fit` begins at the last coefficients, with step sizes and memories anew.
 
     Attributes
     ----------
@@ -79,6 +79,8 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
     >>> words.predict(["thin cable thin"]).tolist()
     ['thin']
     """
+
+    classes_: Array
 
     def __init__(
         self,
@@ -110,34 +112,34 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X of shape (n, d), dense or sparse, and their labels y."""
-        X, y = self._checked(X, y, reset=True, numeric=False)
+        goes_on = self._goes_on()
+        X, y = self._checked(X, y, reset=not goes_on, numeric=False)
         check_classification_targets(y)
-        classes = np.unique(y)
-        if len(classes) < 2:
-            raise ConfigError(f"a classifier needs at least 2 classes, got one class: {classes[0]!r}")
-        self.classes_ = classes
+        self.classes_ = self._agreed(np.unique(y), self.classes_ if goes_on else None, "with warm_start they stay")
         return self._fit(X, self._columns(y), sample_weight)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One pass over some samples; the first call names all `classes` that will ever come."""
-        first = not hasattr(self, "classes_")
-        X, y = self._checked(X, y, reset=first, numeric=False)
+        known: Any = getattr(self, "classes_", None)
+        if known is None and classes is None:
+            raise ConfigError("classes must be passed on the first call to partial_fit: all that will ever come")
+        X, y = self._checked(X, y, reset=known is None, numeric=False)
         check_classification_targets(y)
-        self._take_classes(classes, first)
-        unknown = np.setdiff1d(y, self.classes_)
+        given = np.unique(known if classes is None else classes)
+        agreed = self._agreed(given, known, "`classes` is not the same as on last call to partial_fit")
+        unknown = np.setdiff1d(y, agreed)
         if len(unknown):
-            raise ConfigError(f"labels {unknown.tolist()} are not among classes {self.classes_.tolist()}")
+            raise ConfigError(f"labels {unknown.tolist()} are not among classes {agreed.tolist()}")
+        self.classes_ = agreed
         return self._partial_fit(X, self._columns(y), sample_weight)
 
-    def _take_classes(self, classes: Any, first: bool) -> None:
-        if first:
-            if classes is None:
-                raise ConfigError("classes must be passed on the first call to partial_fit: all that will ever come")
-            self.classes_ = np.unique(classes)
-        elif classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
-            raise ConfigError(
-                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: {self.classes_!r}"
-            )
+    def _agreed(self, classes: Array, known: Array | None, why: str) -> Array:
+        """The classes, two at least, and those that are known where there are some."""
+        if len(classes) < 2:
+            raise ConfigError(f"a classifier needs at least 2 classes, got one class: {classes[0]!r}")
+        if known is not None and not np.array_equal(classes, known):
+            raise ConfigError(f"classes were {known.tolist()} and are {classes.tolist()}: {why}")
+        return classes
 
     def _columns(self, y: Array) -> Array:
         """±1: for two classes one column, else each class against the rest."""

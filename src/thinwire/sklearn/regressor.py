@@ -58,7 +58,7 @@ class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X of shape (n, d), dense or sparse, and their targets y."""
-        X, y = self._checked(X, y, reset=True, numeric=True)
+        X, y = self._checked(X, y, reset=not self._goes_on(), numeric=True)
         return self._fit(X, np.asarray(y, np.float64)[:, None], sample_weight)._one()
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

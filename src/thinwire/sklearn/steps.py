@@ -23,15 +23,16 @@ def waiting(code: Code, d: int) -> float:
 
 
 def first_step(samples: Samples, code: Code, strength: float, workers: int, intercept: float) -> float:
-    """η₀ = min(1/L, 1/(λ W d/k)) for L = max_i w_i ℓ″ (‖a_i‖² + b): larger steps let one sample overshoot.
+    """η₀ = min(1/L, 1/(λa)) for L = max_i w_i ℓ″ (‖a_i‖² + b), a = max(2, W d/k): more lets one sample overshoot.
 
-    With η_t = η₀/(1 + η₀λt) = 1/(λ(t + a)) the second bound says a ≥ W d/k, the delay that a memory needs.
+    η_t = η₀/(1 + η₀λt) is 1/(λ(t + a)) then, with the delay a ≥ W d/k that a memory needs, and λη < 1.
     """
     rows = samples.rows
     norms = np.einsum("ij,ij->i", rows, rows) if samples.dense else _sums_of_squares(rows)
     largest = float(np.max(samples.weights * (norms + intercept)))
     smooth = 1 / (CURVATURE[samples.loss] * largest) if largest > 0 else 1.0
-    return min(smooth, 1 / (strength * workers * waiting(code, samples.d))) if strength > 0 else smooth
+    delay = max(2.0, workers * waiting(code, samples.d))
+    return min(smooth, 1 / (strength * delay)) if strength > 0 else smooth
 
 
 def _sums_of_squares(rows: Any) -> Any:

@@ -28,10 +28,13 @@ def planned(engine: LockFree, until: int) -> Plan:
     scale = _scales(steps, engine)
     count = min(len(t), int(np.argmax(scale < SMALLEST_SCALE[engine.samples.dtype])) or len(t))
     mean = engine.average.is_mean
+    samples = engine.order(len(engine.samples), engine.seed, begin, begin + count)
+    if len(samples) != count:
+        raise ConfigError(f"order gave {len(samples)} samples for the {count} steps from {begin} on")
     weights = engine.average.weights(t[:count])
     return Plan(
         begin=begin,
-        samples=engine.order(len(engine.samples), engine.seed, begin, begin + count),
+        samples=samples,
         steps=steps[:count],
         scale=scale[: count + 1],
         weight=_before(weights * scale[:count]) if mean else np.empty(0),

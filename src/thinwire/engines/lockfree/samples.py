@@ -53,6 +53,16 @@ class Samples:
             )
         return Samples(rows, y, w, loss)
 
+    def relabelled(self, targets: Any) -> Samples:
+        """The same rows and weights with other targets; what was compiled of the rows is shared."""
+        other = Samples.of(self.rows, targets, loss=self.loss, weights=self.weights)
+        other.__dict__["compiled"] = self.compiled
+        return other
+
+    def first(self) -> Samples:
+        """The first sample by itself, in memory of its own."""
+        return Samples(self.rows[:1].copy(), self.targets[:1].copy(), self.weights[:1].copy(), self.loss)
+
     def __len__(self) -> int:
         return int(self.rows.shape[0])
 

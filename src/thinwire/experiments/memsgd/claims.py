@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from thinwire.experiments.memsgd.figures import NEAR, best, bits_at, seconds_to, share, speedups, threshold
 from thinwire.experiments.memsgd.run import Outcome
-from thinwire.experiments.numbers import show_count
+from thinwire.experiments.numbers import plural, show_count
 
 COUNTS = (
     "Bytes to 1 % above f*. Paper's count: 64 bits a coordinate; of QSGD the least of (b + 1) d, Elias' bound and "
@@ -65,22 +65,22 @@ def _bits(runs: Sequence[Outcome]) -> Iterator[str]:
 
 def _cores(runs: Sequence[Outcome]) -> Iterator[str]:
     loss, found = threshold(runs), speedups(runs)
+    fewest = min(count for _, count in found)
     yield (
         f"The loss to reach is {loss:.5f}, the largest of all runs' least ones. A speed-up is over the fastest time of "
-        "the same method on one thread; medians over repeats. The clock stands still while losses are computed."
+        f"the same method on {plural(fewest, 'thread')}; medians over repeats. The clock stands still while losses are "
+        "computed."
     )
     most = max(count for _, count in found)
-    times = {
-        label: statistics.median(
-            seconds_to(one, loss) for one in runs if (one.setting.label, one.setting.threads) == (label, most)
-        )
-        for label in dict.fromkeys(one.setting.label for one in runs)
-    }
-    others = ", ".join(
-        f"{label} {time / times['SGD']:.2f} times that" for label, time in times.items() if label != "SGD"
-    )
-    if "SGD" in times and others:
-        yield f"On {most} threads lock-free SGD takes {times['SGD']:.3f} s to the loss, {others}."
+    times: dict[str, list[float]] = {}
+    for one in runs:
+        if one.setting.threads == most:
+            times.setdefault(one.setting.label, []).append(seconds_to(one, loss))
+    medians = {label: statistics.median(each) for label, each in times.items()}
+    sgd = medians.pop("SGD", None)
+    if sgd is not None and medians:
+        others = ", ".join(f"{label} {time / sgd:.2f} times that" for label, time in medians.items())
+        yield f"On {plural(most, 'thread')} lock-free SGD takes {sgd:.3f} s to the loss, {others}."
 
 
 def _memories(runs: Sequence[Outcome]) -> Iterator[str]:

@@ -141,7 +141,10 @@ def seconds_to(one: Outcome, loss: float) -> float:
 
 
 def speedups(runs: Sequence[Outcome]) -> dict[tuple[str, int], list[float]]:
-    """For each method and number of threads: its fastest time on fewest threads over the time of each repeat."""
+    """For each method and number of threads: its fastest time on fewest threads over the time of each repeat.
+
+    A method that was not run on these yet, because the figure broke off, has none.
+    """
     loss = threshold(runs)
     times: dict[tuple[str, int], list[float]] = {}
     for one in runs:
@@ -150,6 +153,7 @@ def speedups(runs: Sequence[Outcome]) -> dict[tuple[str, int], list[float]]:
     return {
         (label, count): sorted(min(times[label, fewest]) / time for time in found)
         for (label, count), found in times.items()
+        if (label, fewest) in times
     }
 
 

@@ -137,16 +137,21 @@ def memories(scale: Scale) -> Iterator[Setting]:
 FIGURES = ("theory", "bits", "cores", "memories")
 
 
-def settings(
-    scales: Sequence[Scale], figures: Sequence[str], threads: Sequence[int], repeats: int, epochs: int | None = None
-) -> list[Setting]:
-    """Every figure for every data set; `epochs` instead of the paper's."""
+def check(figures: Sequence[str], threads: Sequence[int], repeats: int, epochs: int | None) -> None:
+    """Refuse what `settings` would, before any data are loaded."""
     for figure in figures:
         if figure not in FIGURES:
             raise ConfigError(f"unknown figure {figure!r}; the figures are {', '.join(FIGURES)}")
     for name, least in (("threads", min(threads)), ("repeats", repeats), ("epochs", 1 if epochs is None else epochs)):
         if least < 1:
             raise ConfigError(f"{name} must be at least 1, got {least}")
+
+
+def settings(
+    scales: Sequence[Scale], figures: Sequence[str], threads: Sequence[int], repeats: int, epochs: int | None = None
+) -> list[Setting]:
+    """Every figure for every data set; `epochs` instead of the paper's."""
+    check(figures, threads, repeats, epochs)
     makers: dict[str, Callable[[Scale], Iterator[Setting]]] = {
         "theory": theory,
         "bits": bits,
