@@ -16,7 +16,8 @@ import torch
 from scipy.sparse import csr_matrix
 from tests.unit.lockfree_data import matrix, samples
 
-from thinwire import MemSGD, Simulation, TopK
+from thinwire import HardThreshold, MemSGD, Simulation, TopK
+from thinwire.compressors import Compressor
 from thinwire.engines.lockfree import (
     Bottou,
     Constant,
@@ -42,7 +43,8 @@ from thinwire.errors import ConfigError, DataError, OversubscriptionWarning
 EPS = np.finfo(np.float64).eps
 RULES = [
     "plain(identity())", "memsgd(topk(count=3))", "memsgd(randk(count=3))", "memsgd(randk(count=0.5))",
-    "plain(topk(count=3))", "plain(randk(count=3))", "plain(qsgd(4, 150))",
+    "memsgd(threshold(0.3))", "plain(topk(count=3))", "plain(randk(count=3))", "plain(threshold(0.3))",
+    "plain(qsgd(4, 150))",
 ]  # fmt: skip
 MEMORIES = [rule for rule in RULES if rule.startswith("memsgd")]
 
@@ -59,10 +61,12 @@ def row(data: Samples, i: int) -> Any:
     return data.rows[i] if data.dense else data.rows[[i]].toarray()[0]
 
 
-def simulated(data: Samples, k: int, steps: int, schedule: Any, signal_of: Callable[..., tuple[Any, float]]) -> Any:
+def simulated(
+    data: Samples, compressor: Compressor, steps: int, schedule: Any, signal_of: Callable[..., tuple[Any, float]]
+) -> Any:
     """x after steps of the project's simulation with one worker."""
     x = torch.zeros(data.d, dtype=torch.float64)
-    sim = Simulation({"x": x}, MemSGD(TopK(count=k)), workers=1)
+    sim = Simulation({"x": x}, MemSGD(compressor), workers=1)
     order = independent(len(data), 0, 0, steps)
     for t, eta in enumerate(schedule(np.arange(steps, dtype=np.float64))):
         i = order[t]
@@ -84,7 +88,7 @@ def test_one_thread_equals_the_simulation_bit_for_bit(k: int, sparse: bool, loss
     data, schedule = samples(sparse=sparse, loss=loss), Bottou(1.3, 0.01)
     engine = LockFree(data, f"memsgd(topk(count={k}))", schedule, order=independent)
     engine.run(300)
-    theirs = simulated(data, k, 300, schedule, lambda eta, slope, a, x: ((eta * slope) * a, 1.0))
+    theirs = simulated(data, TopK(count=k), 300, schedule, lambda eta, slope, a, x: ((eta * slope) * a, 1.0))
     assert np.array_equal(engine.x, theirs)
     assert engine.x.any()
 
@@ -95,15 +99,41 @@ def test_a_regulariser_in_the_memory_equals_the_simulation_bit_for_bit(sparse: b
     rule = "memsgd(topk(count=3))"
     engine = LockFree(data, rule, schedule, order=independent, regulariser=InMemory(strength))
     engine.run(300)
-    theirs = simulated(data, 3, 300, schedule, lambda eta, slope, a, x: ((eta * slope) * a + (eta * strength) * x, 1.0))
+    theirs = simulated(
+        data, TopK(count=3), 300, schedule, lambda eta, slope, a, x: ((eta * slope) * a + (eta * strength) * x, 1.0)
+    )
     assert np.array_equal(engine.x, theirs)
 
 
-def test_a_step_of_a_power_of_two_equals_the_simulation_of_plain_gradients_bit_for_bit() -> None:
-    data = samples()
-    engine = LockFree(data, "memsgd(topk(count=3))", Constant(0.5), order=independent)
+def halving(t: Any) -> Any:
+    """Powers of two, which no product rounds: half as large after every 60 steps."""
+    return 0.5 ** (1 + t // 60)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("compressor", [TopK(count=3), HardThreshold(0.3), HardThreshold(1.5)])
+def test_steps_of_powers_of_two_equal_the_simulation_of_plain_gradients_bit_for_bit(
+    compressor: Compressor, sparse: bool
+) -> None:
+    """As η falls so does a threshold in units of x: what it leaves behind is sent though no row touches it."""
+    data = samples(sparse=sparse)
+    engine = LockFree(data, MemSGD(compressor), halving, order=independent)
     engine.run(300)
-    assert np.array_equal(engine.x, simulated(data, 3, 300, Constant(0.5), lambda eta, slope, a, x: (slope * a, eta)))
+    theirs = simulated(data, compressor, 300, halving, lambda eta, slope, a, x: (slope * a, eta))
+    assert np.array_equal(engine.x, theirs)
+    assert engine.x.any()
+    assert engine.memory.any()
+
+
+def test_a_threshold_that_fell_is_reached_by_what_no_row_touches() -> None:
+    """Two columns; the second is touched once, and its memory of 0.4 waits for η τ to fall to it."""
+    data = Samples.of(csr_matrix([[1.0, 0.0], [0.0, 0.8]]), [0.0, -1.0], loss="squared")
+    order = lambda samples, seed, begin, end: (np.arange(begin, end) == 0).astype(np.int64)  # noqa: E731
+    engine = LockFree(data, "memsgd(threshold(1.0))", lambda t: np.where(t < 3, 0.5, 0.25), order=order)
+    engine.run(3)
+    assert (engine.x.tolist(), engine.memory.tolist(), engine.written) == ([0.0, 0.0], [[0.0, 0.4]], 0)
+    engine.run(1)
+    assert (engine.x.tolist(), engine.memory.tolist(), engine.written) == ([0.0, -0.4], [[0.0, 0.0]], 1)
 
 
 def test_a_memory_in_gradient_units_agrees_when_it_is_carried_over() -> None:
@@ -111,7 +141,7 @@ def test_a_memory_in_gradient_units_agrees_when_it_is_carried_over() -> None:
     data, schedule, steps = samples(), Shifted(2.0, 0.5, 3.0), 200
     engine = LockFree(data, "memsgd(topk(count=3))", schedule, order=independent)
     engine.run(steps)
-    theirs = simulated(data, 3, steps, schedule, lambda eta, slope, a, x: (slope * a, eta))
+    theirs = simulated(data, TopK(count=3), steps, schedule, lambda eta, slope, a, x: (slope * a, eta))
     assert np.abs(engine.x - theirs).max() <= steps * 4 * EPS * max(1.0, np.abs(theirs).max())
 
 
@@ -180,7 +210,9 @@ def test_the_virtual_iterate_takes_all_steps_of_sgd(sparse: bool, rule: str, thr
     assert np.abs(engine.memory).max() > bound.max()  # else the law would say little
 
 
-@pytest.mark.parametrize("rule", ["plain(identity())", "memsgd(topk(count=4))", "memsgd(randk(count=4))"])
+@pytest.mark.parametrize(
+    "rule", ["plain(identity())", "memsgd(topk(count=4))", "memsgd(randk(count=4))", "memsgd(threshold(0.5))"]
+)
 def test_not_one_write_is_lost_where_threads_meet(rule: str) -> None:
     """Eight coordinates, one cache line: without atomic additions some of these writes go missing."""
     data, steps = samples(d=8, sparse=False, density=1.0), 60_000

@@ -46,6 +46,8 @@ OF_CALLS = ("max_iter", "tol", "n_iter_no_change", "flush", "warm_start", "rando
 """Parameters that may change while training goes on."""
 AVERAGES = ("final", "uniform", "weighted")
 SCHEDULES = ("bottou", "constant")
+RISE = 1.01
+"""How many times the first loss the last may be: at the least loss, steps of any size make it tremble a little."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Course:
             self.settled = self._stale >= self._patience
 
     def close(self) -> None:
-        """A warning where the loss has risen."""
+        """A warning where the loss has risen by more than noise."""
         end = self.engine.loss()
-        if end > self._start:
+        if end > RISE * self._start:
             warnings.warn(
                 f"the loss rose from {self._start:g} to {end:g}: the step size eta0 is too large for these samples",
                 ConvergenceWarning,

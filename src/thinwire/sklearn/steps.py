@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from thinwire.engines.lockfree import Loss, Samples
-from thinwire.engines.lockfree.rules import ALL, LEVELS, Code
+from thinwire.engines.lockfree.rules import RANDOM, TOP, Code
 
 CURVATURE = {Loss.LOGISTIC: 0.25, Loss.SQUARED: 1.0, Loss.HINGE: 1.0}
 """The largest ∂²ℓ/∂z². The hinge has none; 1 makes its steps those of the squared loss."""
 
 
 def waiting(code: Code, d: int) -> float:
-    """d/k: how many of its worker's steps a coordinate waits, about.
+    """d/k: how many of its worker's steps a coordinate waits, about. What is large does not wait.
 
-    >>> waiting(Code(writes=1, remembers=True, kept=5, probability=1.0), d=100)
+    >>> waiting(Code(TOP, remembers=True, kept=5), d=100)
     20.0
     """
-    return 1.0 if code.writes in (ALL, LEVELS) else d / (code.kept * code.probability)
+    return d / (code.kept * code.probability) if code.writes in (TOP, RANDOM) else 1.0
 
 
 def first_step(samples: Samples, code: Code, strength: float, workers: int, intercept: float) -> float:

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.choice import level, send_, send_drawn_, send_largest_
+from thinwire.engines.lockfree.choice import land_, level, post_, send_, send_drawn_, send_largest_
 from thinwire.engines.lockfree.kernel import kernel
 from thinwire.engines.lockfree.maxima import refresh_
-from thinwire.engines.lockfree.rules import ALL, LEVELS, TOP
+from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.ops.cpu import lanes
 from thinwire.ops.cpu.draw import word
 from thinwire.ops.cpu.lanes import LANES
 
 # numba's types would have their callers pass the compiler's own first argument
+at_least: Any = lanes.at_least
+lowest: Any = lanes.lowest
 product_sum: Any = lanes.product_sum
 
 
@@ -34,7 +36,7 @@ def dense_product(row: Any, x: Any) -> Any:  # pragma: no cover
 @kernel
 def dense_step_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
-    per_scale: Any, weight: float,
+    least: Any, per_scale: Any, weight: float,
 ) -> Any:  # pragma: no cover  # fmt: skip
     """m ← m + c a + r x; then what the rule chooses is sent. How many coordinates were written."""
     if rule.writes == ALL:
@@ -46,6 +48,8 @@ def dense_step_(
     if rule.writes == TOP:
         refresh_(private.bits[own], private.maxima[own], private.offsets, private.mask, row.size)
         sent = send_largest_(shared, private, own, rule.kept, per_scale, weight)
+    elif rule.writes == ABOVE:
+        sent = send_all_above_(shared, private, own, least[1], per_scale, weight)
     else:
         sent = send_drawn_(shared, private, own, rule, key, t, per_scale, weight)
     if not rule.remembers:
@@ -63,6 +67,24 @@ def accumulate_all_(row: Any, c: Any, r: Any, x: Any, memory: Any) -> None:  # p
     else:
         for j in range(row.size):
             memory[j] += c * row[j] + r * x[j]
+
+
+@kernel
+def send_all_above_(
+    shared: Any, private: Any, own: int, least: Any, per_scale: Any, weight: float
+) -> Any:  # pragma: no cover
+    """All entries of a memory with a magnitude of `least` bits or more, which is not zero; how many they were."""
+    memory, bits, sent = private.memory[own], private.bits[own], 0
+    land_(shared, private)
+    for first in range(0, memory.size, LANES):
+        reached = at_least(bits, first, private.mask, least)
+        while reached:
+            j = first + lowest(reached)
+            reached &= reached - np.uint64(1)
+            post_(shared, private, j, memory[j], per_scale, weight)
+            memory[j] = 0
+            sent += 1
+    return sent
 
 
 @kernel

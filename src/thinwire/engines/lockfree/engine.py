@@ -17,7 +17,7 @@ from thinwire.engines.lockfree.order import MASKS, Order, shuffled, stream_key
 from thinwire.engines.lockfree.plan import planned
 from thinwire.engines.lockfree.record import Run, Snapshot
 from thinwire.engines.lockfree.regularisers import Decoupled, InMemory, Regulariser
-from thinwire.engines.lockfree.rules import RANDOM, TOP, Compiled
+from thinwire.engines.lockfree.rules import ABOVE, RANDOM, TOP, Code, Compiled
 from thinwire.engines.lockfree.samples import Samples
 from thinwire.engines.lockfree.schedules import Schedule
 from thinwire.engines.lockfree.state import LINE, NEXT, STOP, Plan, Private, Settings, Shared, private_state
@@ -37,7 +37,7 @@ class LockFree:
     x is read without locks and written by atomic additions, so no g is lost: x − Σ_w m_w takes exactly SGD's steps.
     A thread among several writes g one step late, while the cache line is on its way; nothing is late when a run ends.
     With `threads=1` it is the sequential algorithm 1, deterministic. `rule` is any of memsgd or plain with identity,
-    topk or randk, and plain(qsgd(levels, bucket=d)).
+    topk, randk or threshold, and plain(qsgd(levels, bucket=d)).
 
     `memories` (default: one a thread) is for one thread only: step t then uses memory t mod `memories`, which shows
     what W workers would do, without chance. `intercept` is the share of the step size by which an unregularised
@@ -93,20 +93,25 @@ class LockFree:
         self._private = [each._replace(bits=each.memory.view(each.bits.dtype)) for each in self._private]
 
     def _private_state(self) -> Private:
-        code = self._compiled.code
+        code = self.code
         inside = self._settings.strength > 0 and not self.samples.dense
         return private_state(
             self.samples.d,
             self.samples.dtype,
             self.memories // self.threads,
-            kept=code.kept if code.writes in (TOP, RANDOM) else 0,
-            tree=code.writes == TOP,
+            kept=code.kept if code.writes in (TOP, RANDOM, ABOVE) else 0,
+            tree=code.writes in (TOP, ABOVE),
             marks=code.writes == RANDOM,
             row=inside,
             mean=self.average.is_mean,
         )
 
     # ------------------------------------------------------------------------------------------------------- the model
+
+    @property
+    def code(self) -> Code:
+        """The rule, as the compiled steps read it."""
+        return self._compiled.code
 
     @property
     def x(self) -> Array:
@@ -219,7 +224,7 @@ class LockFree:
         walk, samples = walk_dense if self.samples.dense else walk_sparse, self.samples
         written: int = walk(
             samples.compiled, samples.targets, samples.weights, self._shared, private, plan,
-            self._compiled.code, self._settings,
+            self.code, self._settings,
         )  # fmt: skip
         return written
 

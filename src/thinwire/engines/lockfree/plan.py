@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,11 +31,13 @@ def planned(engine: LockFree, until: int) -> Plan:
     samples = engine.order(len(engine.samples), engine.seed, begin, begin + count)
     if len(samples) != count:
         raise ConfigError(f"order gave {len(samples)} samples for the {count} steps from {begin} on")
-    weights = engine.average.weights(t[:count])
+    weights, least = engine.average.weights(t[:count]), _least(steps[:count], engine)
     return Plan(
         begin=begin,
         samples=samples,
         steps=steps[:count],
+        least=least,
+        least_bits=least.view(f"i{least.itemsize}"),
         scale=scale[: count + 1],
         weight=_before(weights * scale[:count]) if mean else np.empty(0),
         plain_weight=_before(weights) if mean else np.empty(0),
@@ -52,6 +54,12 @@ def _scales(steps: Times, engine: LockFree) -> Times:
             raise ConfigError(f"a decoupled regulariser needs η λ < 1, got {1 - decay.min():g} at step {engine.step}")
         np.cumprod(decay, out=scale[1:])
     return scale
+
+
+def _least(steps: Times, engine: LockFree) -> Any:
+    """η τ, and what follows zero where that vanishes: nothing that is zero is ever written."""
+    dtype = engine.samples.dtype
+    return np.maximum((steps * engine.code.tau).astype(dtype), np.nextafter(dtype.type(0), dtype.type(1)))
 
 
 def _before(weights: Times) -> Times:

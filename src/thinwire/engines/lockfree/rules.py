@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from thinwire.compressors import QSGD, Compressor, Identity, RandK, TopK
+from thinwire.compressors import QSGD, Compressor, HardThreshold, Identity, RandK, TopK
 from thinwire.compressors.density import kept
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, MemSGD, Plain, Rule, as_rule
 from thinwire.schedule import Warmup
 
-ALL, TOP, RANDOM, LEVELS = range(4)
-"""What is written: all that is not zero, the largest k, k at random, or stochastic levels of all."""
-KNOWN = "memsgd or plain of identity, topk or randk, and plain(qsgd(levels, bucket=d))"
+ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
+"""What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""
+KNOWN = "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d))"
 
 
 class Code(NamedTuple):
@@ -22,9 +22,11 @@ class Code(NamedTuple):
     writes: int
     remembers: bool
     kept: int
-    """k of TOP and RANDOM, the levels of LEVELS."""
-    probability: float
+    """The most that a step may write; of LEVELS, their number."""
+    probability: float = 1.0
     """That RANDOM writes at all: below one for k < 1 (remark 2.3)."""
+    tau: float = 0.0
+    """ABOVE writes where |p| ≥ η tau: a gradient's units, as everywhere."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,24 @@ class Compiled:
         rule = as_rule(rule)
         if not isinstance(rule, MemSGD | Plain):
             raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
-        writes, count, probability = _writes(rule.compressor, rule, d)
-        remembers = isinstance(rule, MemSGD) and writes != ALL  # of all, nothing is left to remember
-        return Compiled(rule, Code(writes, remembers, count, probability))
+        return Compiled(rule, _code(rule.compressor, isinstance(rule, MemSGD), rule, d))
 
 
-def _writes(compressor: Compressor, rule: Feedback, d: int) -> tuple[int, int, float]:
+def _code(compressor: Compressor, remembers: bool, rule: Feedback, d: int) -> Code:
     match compressor:
         case Identity():
-            return ALL, d, 1.0
+            return Code(ALL, False, d)  # of all, nothing is left to remember
         case TopK(ratio=ratio, count=count, values="full") if not isinstance(ratio, Warmup):
-            return TOP, _kept(compressor, ratio, count, d), 1.0
+            return Code(TOP, remembers, _kept(compressor, ratio, count, d))
         case RandK(ratio=ratio, count=count, values="full", shared=False) if not isinstance(ratio, Warmup):
-            sure = count is None or count >= 1
-            return RANDOM, _kept(compressor, ratio, count, d), 1.0 if sure or count is None else float(count)
-        case QSGD(levels=levels, bucket=bucket) if isinstance(rule, Plain):
+            probability = 1.0 if count is None else min(1.0, float(count))
+            return Code(RANDOM, remembers, _kept(compressor, ratio, count, d), probability)
+        case HardThreshold(tau=tau, values="full") if not isinstance(tau, Warmup):
+            return Code(ABOVE, remembers, d, tau=float(tau))
+        case QSGD(levels=levels, bucket=bucket) if not remembers:
             if bucket < d:
                 raise ConfigError(f"the lock-free engine quantises whole gradients: write qsgd({levels}, {d})")
-            return LEVELS, levels, 1.0
+            return Code(LEVELS, remembers, levels)
     raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.choice import level, send_, send_drawn_, send_largest_
+from thinwire.engines.lockfree.choice import land_, level, post_, send_, send_drawn_, send_due_, send_largest_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import SHIFT, lift_
-from thinwire.engines.lockfree.rules import ALL, LEVELS, TOP
+from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.ops.cpu.draw import word
 
 
@@ -33,7 +33,7 @@ def sparse_product(columns: Any, values: Any, x: Any) -> Any:  # pragma: no cove
 @inlined
 def sparse_step_(
     columns: Any, values: Any, c: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
-    per_scale: Any, weight: float,
+    least: Any, per_scale: Any, weight: float,
 ) -> Any:  # pragma: no cover  # fmt: skip
     """m ← m + c a; then what the rule chooses is sent. How many coordinates were written."""
     if rule.writes == ALL:
@@ -45,6 +45,8 @@ def sparse_step_(
     if rule.writes == TOP:
         accumulate_(columns, values, c, private, own)
         sent = send_largest_(shared, private, own, rule.kept, per_scale, weight)
+    elif rule.writes == ABOVE:
+        sent = send_above_(columns, values, c, shared, private, own, least, per_scale, weight)
     else:
         for p in range(values.size):
             private.memory[own, columns[p]] += c * values[p]
@@ -64,6 +66,28 @@ def accumulate_(columns: Any, values: Any, c: Any, private: Any, own: int) -> No
         magnitude = bits[j] & private.mask
         if magnitude > maxima[j >> SHIFT]:
             lift_(maxima, private.offsets, j, magnitude)
+
+
+@inlined
+def send_above_(
+    columns: Any, values: Any, c: Any, shared: Any, private: Any, own: int, least: Any, per_scale: Any, weight: float
+) -> Any:  # pragma: no cover
+    """m ← m + c a, and what reaches the threshold is sent: of the row at once, by the tree where the threshold fell."""
+    memory, bits, maxima, sent = private.memory[own], private.bits[own], private.maxima[own], 0
+    land_(shared, private)
+    for p in range(values.size):
+        j = columns[p]
+        g = memory[j] + c * values[p]
+        if abs(g) >= least[0]:
+            post_(shared, private, j, g, per_scale, weight)
+            memory[j] = 0
+            sent += 1
+        else:
+            memory[j] = g
+            magnitude = bits[j] & private.mask
+            if magnitude > maxima[j >> SHIFT]:
+                lift_(maxima, private.offsets, j, magnitude)
+    return sent + send_due_(shared, private, own, least[1], per_scale, weight)
 
 
 @kernel

@@ -53,6 +53,10 @@ class Plan(NamedTuple):
     samples: Any
     steps: Any
     """η_t."""
+    least: Any
+    """η_t τ, the least magnitude that ABOVE writes: never zero."""
+    least_bits: Any
+    """The same numbers as integers."""
     scale: Any
     """s_t before each step, from 1 on, and after the last."""
     weight: Any
