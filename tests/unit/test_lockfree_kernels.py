@@ -1,4 +1,4 @@
-"""The parts of the lock-free engine: atomic additions, the tree of maxima, drawing, products, losses."""
+"""The parts of the lock-free engine: atomic additions, the tree of maxima, the heap, drawing, products, losses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from thinwire.engines.lockfree import Loss, atomics
+from thinwire.engines.lockfree.above import pop_, push_, send_above_
 from thinwire.engines.lockfree.choice import send_drawn_, send_largest_
 from thinwire.engines.lockfree.dense_step import accumulate_all_, dense_product
 from thinwire.engines.lockfree.losses import slope, value
@@ -20,7 +21,7 @@ from thinwire.engines.lockfree.maxima import level_offsets, refresh_
 from thinwire.engines.lockfree.order import independent, shuffled
 from thinwire.engines.lockfree.rules import RANDOM, Code
 from thinwire.engines.lockfree.sparse_step import accumulate_, forget_, sparse_product
-from thinwire.engines.lockfree.state import Private, Shared, private_state
+from thinwire.engines.lockfree.state import COUNT, Private, Shared, private_state
 from thinwire.engines.lockfree.walk import CHUNK, take_
 from thinwire.ops.reference import topk_indices
 
@@ -33,7 +34,11 @@ def shared_state(d: int, dtype: type, atomic: bool = False) -> Shared:
 
 
 def topk_state(d: int, dtype: type) -> Private:
-    return private_state(d, dtype, 1, kept=0, tree=True, marks=False, row=False, mean=False)
+    return private_state(d, dtype, 1, kept=0, tree=True, heap=False, marks=False, row=False, mean=False)
+
+
+def threshold_state(d: int, dtype: type) -> Private:
+    return private_state(d, dtype, 1, kept=d, tree=False, heap=True, marks=False, row=False, mean=False)
 
 
 # --------------------------------------------------------------------------------------------------- several threads
@@ -105,6 +110,55 @@ def test_the_largest_of_a_changing_memory_are_those_of_brute_force(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@given(stream=streams(), falls=st.lists(st.sampled_from([1.0, 1.0, 0.999, 0.99, 0.5, 1e-3, 3.0]), min_size=12))
+def test_what_reaches_a_moving_threshold_is_what_brute_force_finds(
+    dtype: type, stream: tuple[int, int, list[tuple[list[int], list[float]]]], falls: list[float]
+) -> None:
+    d, _, additions = stream
+    private, shared, least = threshold_state(d, dtype), shared_state(d, dtype), dtype(2.5)
+    memory, x = np.zeros(d, dtype), np.zeros(d, dtype)
+    for (columns, values), fall in zip(additions, falls, strict=False):
+        least *= dtype(fall)
+        bits = np.array([least]).view(private.bits.dtype)[0]
+        rows = np.array(columns, np.uint32), np.array(values, dtype)
+        sent = send_above_(*rows, dtype(1), shared, private, 0, bits, dtype(1), 0.0)
+        memory[columns] += rows[1]
+        chosen = np.flatnonzero(np.abs(memory) >= least)
+        x[chosen] -= memory[chosen]
+        memory[chosen] = 0
+        assert sent == len(chosen)
+        assert np.array_equal(private.memory[0, :d], memory)
+        assert np.array_equal(shared.v, x)
+
+
+def test_rows_longer_than_a_block_and_a_heap_that_overflows() -> None:
+    """200 entries that stay just below the threshold and are put into the heap in every step."""
+    d, least = 200, np.float64(1.0)
+    private, shared = threshold_state(d, np.float64), shared_state(d, np.float64)
+    columns, up = np.arange(d, dtype=np.uint32), np.full(d, np.nextafter(1.0, 0.0) / 256)
+    bits = np.array([least]).view(np.int64)[0]
+    for step in range(600):
+        given = up * (256 if step == 0 else 1e-17)
+        assert send_above_(columns, given, 1.0, shared, private, 0, bits, 1.0, 0.0) == 0
+    assert private.heap[0, COUNT] <= private.keys.shape[1]
+    fallen = np.array([np.nextafter(1.0, 0.0)]).view(np.int64)[0]
+    assert send_above_(columns[:0], up[:0], 1.0, shared, private, 0, fallen, 1.0, 0.0) == d
+
+
+@given(st.lists(st.integers(0, 50), max_size=60))
+def test_the_heap_gives_its_keys_from_the_largest_down(numbers: list[int]) -> None:
+    keys, places, heap = np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(2, np.int64)
+    for place, number in enumerate(numbers):
+        push_(keys, places, heap, number, place)
+    found = []
+    while heap[COUNT]:
+        assert numbers[places[0]] == keys[0]
+        found.append(int(keys[0]))
+        pop_(keys, places, heap)
+    assert found == sorted(numbers, reverse=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("d", [1, 64, 129, 5000])
 def test_a_dense_change_refreshes_the_tree(d: int, dtype: type) -> None:
     rng, private, shared = np.random.default_rng(d), topk_state(d, dtype), shared_state(d, dtype)
@@ -140,7 +194,7 @@ def test_the_highest_level_is_one_scan(d: int, levels: int) -> None:
 
 def drawn(d: int, k: int, probability: float, t: int, key: int = 1) -> list[int]:
     """What a memory of ones sends at step t."""
-    private = private_state(d, np.float64, 1, kept=0, tree=False, marks=True, row=False, mean=False)
+    private = private_state(d, np.float64, 1, kept=0, tree=False, heap=False, marks=True, row=False, mean=False)
     private.memory[:] = 1
     shared = shared_state(d, np.float64)
     send_drawn_(shared, private, 0, Code(RANDOM, True, k, probability), np.uint64(key), t, 1.0, 0.0)

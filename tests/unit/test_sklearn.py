@@ -148,7 +148,7 @@ def test_a_warm_start_begins_at_the_last_coefficients_with_the_parameters_of_now
 
 def test_a_warm_start_is_for_the_same_classes_and_features() -> None:
     X, y = cancer()
-    model = MemSGDClassifier(max_iter=1, tol=None, warm_start=True).fit(X, y)
+    model = MemSGDClassifier(max_iter=1, tol=None, warm_start=True, random_state=0).fit(X, y)
     with pytest.raises(ConfigError, match=r"classes were \[0, 1\] and are \[0, 7\]"):
         model.fit(X, np.where(y == 1, 7, 0))
     with pytest.raises(ValueError, match="X has 29 features, but MemSGDClassifier is expecting 30"):
@@ -179,9 +179,9 @@ def test_a_step_size_that_is_too_large_is_noticed() -> None:
     X, y = load_diabetes(return_X_y=True)
     X, y = 10 * StandardScaler().fit_transform(X), (y - y.mean()) / y.std()
     with pytest.warns(ConvergenceWarning, match="the loss rose from .* the step size eta0 is too large"):
-        MemSGDRegressor(eta0=0.01, max_iter=1, tol=None).fit(X, y)
+        MemSGDRegressor(eta0=0.01, max_iter=1, tol=None, random_state=0).fit(X, y)
     with pytest.raises(ConfigError, match="training diverged"), np.errstate(all="ignore"):
-        MemSGDRegressor(eta0=10.0, max_iter=50, tol=None).fit(X, y)
+        MemSGDRegressor(eta0=10.0, max_iter=50, tol=None, random_state=0).fit(X, y)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 10.0])
@@ -197,7 +197,7 @@ def test_a_strong_penalty_needs_no_other_step_size(rule: str, alpha: float) -> N
 def test_a_pickle_holds_the_model_and_not_the_samples() -> None:
     X, y = load_digits(return_X_y=True)
     for rows in (X, csr_matrix(X)):
-        model = MemSGDClassifier(max_iter=1, tol=None).fit(rows, y)
+        model = MemSGDClassifier(max_iter=1, tol=None, random_state=0).fit(rows, y)
         assert len(pickle.dumps(model)) < X.nbytes / 4
 
 
@@ -252,7 +252,7 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
 def test_too_few_epochs_are_a_warning_and_enough_are_not() -> None:
     X, y = cancer()
     with pytest.warns(ConvergenceWarning, match="2 epochs were not enough for the loss to settle within tol=0.0001"):
-        MemSGDClassifier(max_iter=2).fit(X, y)
+        MemSGDClassifier(max_iter=2, random_state=0).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert MemSGDClassifier(tol=1e-3, random_state=0).fit(X, y).n_iter_ < 100
@@ -262,7 +262,7 @@ def test_probabilities_are_the_logistic_loss_s_alone() -> None:
     assert hasattr(MemSGDClassifier(), "predict_proba")
     assert not hasattr(MemSGDClassifier("hinge"), "predict_proba")
     X, y = cancer()
-    far = MemSGDClassifier(max_iter=1, tol=None).fit(X, y).predict_proba(1e6 * X)
+    far = MemSGDClassifier(max_iter=1, tol=None, random_state=0).fit(X, y).predict_proba(1e6 * X)
     assert np.isfinite(far).all()
 
 

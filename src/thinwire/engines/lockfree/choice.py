@@ -1,4 +1,4 @@
-"""What a step takes out of the memory and adds to the shared vector: the largest entries, large ones, random ones, or all.
+"""What a step takes out of the memory and adds to the shared vector: the largest entries, random ones, or all.
 
 x_j ← x_j − g_j and m_j ← 0 for the chosen j; in terms of v = x/s that is v_j ← v_j − g_j/s.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from thinwire.engines.lockfree import atomics, prefetch
 from thinwire.engines.lockfree.kernel import inlined, kernel
-from thinwire.engines.lockfree.maxima import SHIFT, find, highest, settle_
+from thinwire.engines.lockfree.maxima import SHIFT, find, settle_
 from thinwire.engines.lockfree.order import below
 from thinwire.ops.cpu.draw import word
 
@@ -77,23 +77,6 @@ def send_largest_(
         memory[j] = 0
         settle_(bits, maxima, private.offsets, private.mask, 0, j >> SHIFT)
     return k
-
-
-@inlined
-def send_due_(
-    shared: Any, private: Any, own: int, least: Any, per_scale: Any, weight: float
-) -> Any:  # pragma: no cover
-    """All entries of a magnitude of `least` bits or more, of a memory whose tree is in order; how many they were."""
-    memory, bits, maxima, sent = private.memory[own], private.bits[own], private.maxima[own], 0
-    while highest(maxima, private.offsets, private.mask) >= least:
-        j = find(bits, maxima, private.offsets, private.mask)
-        if j < 0 or bits[j] & private.mask < least:
-            return sent
-        post_(shared, private, j, memory[j], per_scale, weight)
-        memory[j] = 0
-        settle_(bits, maxima, private.offsets, private.mask, 0, j >> SHIFT)
-        sent += 1
-    return sent
 
 
 @inlined

@@ -49,7 +49,7 @@ def dense_step_(
         refresh_(private.bits[own], private.maxima[own], private.offsets, private.mask, row.size)
         sent = send_largest_(shared, private, own, rule.kept, per_scale, weight)
     elif rule.writes == ABOVE:
-        sent = send_all_above_(shared, private, own, least[1], per_scale, weight)
+        sent = send_all_above_(shared, private, own, least, per_scale, weight)
     else:
         sent = send_drawn_(shared, private, own, rule, key, t, per_scale, weight)
     if not rule.remembers:

@@ -88,9 +88,8 @@ class LockFree:
         """The stretch of steps done last."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pickled arrays come back apart: the memories as integers must be the memories themselves."""
         self.__dict__.update(state)
-        self._private = [each._replace(bits=each.memory.view(each.bits.dtype)) for each in self._private]
+        self._private = [each.joined() for each in self._private]
 
     def _private_state(self) -> Private:
         code = self.code
@@ -100,7 +99,8 @@ class LockFree:
             self.samples.dtype,
             self.memories // self.threads,
             kept=code.kept if code.writes in (TOP, RANDOM, ABOVE) else 0,
-            tree=code.writes in (TOP, ABOVE),
+            tree=code.writes == TOP,
+            heap=code.writes == ABOVE and not self.samples.dense and not inside,
             marks=code.writes == RANDOM,
             row=inside,
             mean=self.average.is_mean,

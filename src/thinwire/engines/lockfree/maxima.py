@@ -94,17 +94,11 @@ def children(
 
 
 @kernel
-def highest(maxima: Any, offsets: Any, mask: Any) -> Any:  # pragma: no cover
-    """No entry is larger than this."""
-    return largest(maxima, offsets[offsets.size - 2], mask)
-
-
-@kernel
 def find(bits: Any, maxima: Any, offsets: Any, mask: Any) -> Any:  # pragma: no cover
     """The first of the entries of largest magnitude; -1 where all are zero."""
     top = offsets.size - 1
     while True:
-        bound = highest(maxima, offsets, mask)
+        bound = largest(maxima, offsets[top - 1], mask)
         if bound == 0:
             return -1
         node = lowest(at_least(maxima, offsets[top - 1], mask, bound))

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.choice import land_, level, post_, send_, send_drawn_, send_due_, send_largest_
+from thinwire.engines.lockfree.above import send_above_
+from thinwire.engines.lockfree.choice import level, send_, send_drawn_, send_largest_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import SHIFT, lift_
 from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
@@ -66,28 +67,6 @@ def accumulate_(columns: Any, values: Any, c: Any, private: Any, own: int) -> No
         magnitude = bits[j] & private.mask
         if magnitude > maxima[j >> SHIFT]:
             lift_(maxima, private.offsets, j, magnitude)
-
-
-@inlined
-def send_above_(
-    columns: Any, values: Any, c: Any, shared: Any, private: Any, own: int, least: Any, per_scale: Any, weight: float
-) -> Any:  # pragma: no cover
-    """m ← m + c a, and what reaches the threshold is sent: of the row at once, by the tree where the threshold fell."""
-    memory, bits, maxima, sent = private.memory[own], private.bits[own], private.maxima[own], 0
-    land_(shared, private)
-    for p in range(values.size):
-        j = columns[p]
-        g = memory[j] + c * values[p]
-        if abs(g) >= least[0]:
-            post_(shared, private, j, g, per_scale, weight)
-            memory[j] = 0
-            sent += 1
-        else:
-            memory[j] = g
-            magnitude = bits[j] & private.mask
-            if magnitude > maxima[j >> SHIFT]:
-                lift_(maxima, private.offsets, j, magnitude)
-    return sent + send_due_(shared, private, own, least[1], per_scale, weight)
 
 
 @kernel

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.engines.lockfree.maxima import level_offsets, padded
+from thinwire.ops.cpu.lanes import LANES
 
 LINE = 64
 """Bytes of a cache line: what two threads write to lies in different ones."""
 NEXT, STOP = 0, LINE // 8
 """Places in `Shared.counter`: the next step that nobody has taken, and whether to take no more."""
+COUNT, FLOOR = 0, 1
+"""Places in `Private.heap`: how many entries are in it, and the magnitude that all of them have at least."""
 
 
 class Shared(NamedTuple):
@@ -32,6 +35,16 @@ class Private(NamedTuple):
     """The same memory as integers."""
     maxima: Any
     """The tree over each memory; see `maxima`."""
+    keys: Any
+    """Magnitudes in the heap of each memory; see `above`."""
+    places: Any
+    """Whose they are."""
+    heap: Any
+    margin: Any
+    """By how many bits the floor of a heap lies below the threshold: by 2⁻⁸ to 2⁻⁹ of it."""
+    block: Any
+    """Room for 64 numbers."""
+    block_bits: Any
     offsets: Any
     mask: Any
     marks: Any
@@ -45,6 +58,11 @@ class Private(NamedTuple):
     credit: Any
     """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
 
+    def joined(self) -> Private:
+        """Pickled arrays come back apart: numbers as integers must be the numbers themselves."""
+        whole = self.bits.dtype
+        return self._replace(bits=self.memory.view(whole), block_bits=self.block.view(whole))
+
 
 class Plan(NamedTuple):
     """A stretch of steps, t = begin, …: everything that depends on t alone."""
@@ -54,9 +72,7 @@ class Plan(NamedTuple):
     steps: Any
     """η_t."""
     least: Any
-    """η_t τ, the least magnitude that ABOVE writes: never zero."""
-    least_bits: Any
-    """The same numbers as integers."""
+    """η_t τ, the least magnitude that ABOVE writes, never zero; as integers."""
     scale: Any
     """s_t before each step, from 1 on, and after the last."""
     weight: Any
@@ -80,16 +96,23 @@ class Settings(NamedTuple):
 
 
 def private_state(
-    d: int, dtype: Any, memories: int, *, kept: int, tree: bool, marks: bool, row: bool, mean: bool
+    d: int, dtype: Any, memories: int, *, kept: int, tree: bool, heap: bool, marks: bool, row: bool, mean: bool
 ) -> Private:
     """Zeros, of no size where a run has no use for them."""
     width, whole = padded(d), np.dtype(f"i{np.dtype(dtype).itemsize}")
     offsets = level_offsets(d)
-    memory = np.zeros((memories, width), dtype)
+    memory, block = np.zeros((memories, width), dtype), np.zeros(LANES, dtype)
+    entries = 2 * width if heap else 0
     return Private(
         memory=memory,
         bits=memory.view(whole),
         maxima=np.zeros((memories, offsets[-1] if tree else 0), whole),
+        keys=np.zeros((memories, entries), whole),
+        places=np.zeros((memories, entries), np.int64),
+        heap=np.tile(np.array([0, np.iinfo(whole).max], whole), (memories, 1)),
+        margin=whole.type(1 << (np.finfo(dtype).nmant - 8)),
+        block=block,
+        block_bits=block.view(whole),
         offsets=offsets,
         mask=whole.type(np.iinfo(whole).max),
         marks=np.zeros(d if marks else 0, np.int64),

@@ -82,18 +82,17 @@ def walk_sparse(
             product = sparse_product(columns, values, shared.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
             own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
-            least = plan.least[t], plan.least_bits[t]
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
             if settings.strength > 0:
                 r = number(plan.steps[t] * settings.strength)
                 spread_(private.row, columns, values)
                 sent += dense_step_(
-                    private.row, c, r, shared, private, own, rule, settings.key, step, least, per_scale, weight
+                    private.row, c, r, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
                 )
                 wipe_(private.row, columns)
             else:
                 sent += sparse_step_(
-                    columns, values, c, shared, private, own, rule, settings.key, step, least, per_scale, weight
+                    columns, values, c, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
                 )
         begin, end = take_(shared, plan.samples.size)
     land_(shared, private)
@@ -115,11 +114,10 @@ def walk_dense(
             product = dense_product(rows[i], shared.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
             own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
-            least = plan.least[t], plan.least_bits[t]
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
             r = number(plan.steps[t] * settings.strength)
             sent += dense_step_(
-                rows[i], c, r, shared, private, own, rule, settings.key, step, least, per_scale, weight
+                rows[i], c, r, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
             )
         begin, end = take_(shared, plan.samples.size)
     land_(shared, private)
