@@ -24,7 +24,7 @@ def lockfree(
     ] = None,
     method: Annotated[
         str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
-    ] = "memsgd(topk(count=1));memsgd(topk(count=5))",
+    ] = "memsgd(threshold(0.06));memsgd(topk(count=5));memsgd(topk(count=1))",
     initial: Annotated[float, typer.Option("--initial", help="With --dataset: the first step size.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", help="Rows of the data that are made up.")] = 50_000,
     shapes: Annotated[str, typer.Option("--shapes", help=f"Some of {', '.join(SHAPES)}.")] = ",".join(SHAPES),

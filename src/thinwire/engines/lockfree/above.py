@@ -3,7 +3,7 @@
 No row need touch an entry for the threshold to reach it. A heap holds the entries not far below: all whose magnitudes
 are at least a floor. An entry that changes is put in anew, and what the heap says of it may be out of date; then it is
 passed over. When the threshold falls below the floor, the memory is looked through once for another heap: in a run
-that is done some 300 log(η_0/η_T) times, whatever the number of steps.
+that is done some 180 log(η_0/η_T) times, whatever the number of steps.
 
 Magnitudes are compared as integers, as in `maxima`.
 """

@@ -41,7 +41,7 @@ class Private(NamedTuple):
     """Whose they are."""
     heap: Any
     margin: Any
-    """By how many bits the floor of a heap lies below the threshold: by 2⁻⁸ to 2⁻⁹ of it."""
+    """By how many bits the floor of a heap lies below the threshold: by 2⁻⁷ to 2⁻⁸ of it."""
     block: Any
     """Room for 64 numbers."""
     block_bits: Any
@@ -110,7 +110,7 @@ def private_state(
         keys=np.zeros((memories, entries), whole),
         places=np.zeros((memories, entries), np.int64),
         heap=np.tile(np.array([0, np.iinfo(whole).max], whole), (memories, 1)),
-        margin=whole.type(1 << (np.finfo(dtype).nmant - 8)),
+        margin=whole.type(1 << (np.finfo(dtype).nmant - 7)),
         block=block,
         block_bits=block.view(whole),
         offsets=offsets,

@@ -13,7 +13,10 @@ from thinwire.experiments.bench.timing import Timing, side_by_side
 from thinwire.extras import require
 
 SGD = "plain(identity())"
-METHODS = (SGD, "memsgd(topk(count=1))", "memsgd(topk(count=10))", "memsgd(randk(count=10))")
+METHODS = (
+    SGD, "memsgd(topk(count=1))", "memsgd(topk(count=10))", "memsgd(threshold(0.1))", "memsgd(randk(count=10))"
+)  # fmt: skip
+"""On the data that are made up, the threshold lets 8 to 10 coordinates through in a step."""
 SKLEARN = "scikit-learn SGDClassifier"
 APART = "memsgd(topk(count=1)), nothing shared"
 """As many engines as threads, each by itself: the speed-up that the machine allows at that time."""
