@@ -289,6 +289,22 @@ def test_means_cost_k_and_are_those_of_all_iterates(
 
 
 @pytest.mark.parametrize("average", [Uniform(), Weighted(30.0)])
+def test_means_of_two_threads_with_memories_are_those_of_all_iterates(average: Uniform | Weighted) -> None:
+    """No memory reaches η τ in a coordinate, so x_t is within 2 η τ of the virtual iterate, and so are the means."""
+    data, steps, tau = samples(), 5000, 1e-3
+    engine = LockFree(data, f"memsgd(threshold({tau}))", Constant(0.25), average=average, threads=2)
+    engine.run(steps)
+    assert engine.last is not None
+    moves = engine.last.coefficients[:, None] * data.rows.toarray()[engine.last.samples]
+    iterates = np.vstack([np.zeros(data.d), -np.cumsum(moves, axis=0)[:-1]])
+    weights = average.weights(np.arange(steps, dtype=np.float64))
+    mean = weights @ iterates / weights.sum()
+    bound = 2 * 0.25 * tau + 4 * steps * EPS * np.abs(moves).sum(0).max()
+    assert np.abs(engine.estimate - mean).max() <= bound
+    assert np.abs(engine.estimate - engine.x).max() > 10 * bound  # else the last iterate would do
+
+
+@pytest.mark.parametrize("average", [Uniform(), Weighted(30.0)])
 def test_means_of_two_threads_are_those_of_all_iterates(average: Uniform | Weighted) -> None:
     """x_t = x_0 − Σ_{u<t} c_u a_u, in the order of the steps, whichever thread took them."""
     data, steps = samples(), 5000
@@ -483,7 +499,8 @@ def test_bad_samples_are_refused(rows: Any, targets: Any, weights: Any, problem:
         ({"rule": "ef21(topk(count=1))"}, "the lock-free engine runs memsgd or plain"),
         ({"rule": "memsgd(sign(8))"}, "the lock-free engine runs memsgd or plain"),
         ({"rule": "plain(qsgd(4, 8))"}, r"write qsgd\(4, 150\)"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
+        ({"threads": 1.5}, "a whole number of at least 1, got 1.5"),
         ({"threads": 2, "memories": 3}, "each of 2 threads has one memory, got memories=3"),
         ({"intercept": -1.0}, "must be at least 0"),
         ({"start": np.zeros(3)}, "start must be 150 finite numbers"),
@@ -509,6 +526,7 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], problem: str) -> No
         (lambda: Constant(float("nan")), "got nan"),
         (lambda: Weighted(0.0), "above 0, got 0.0"),
         (lambda: Decoupled(-1.0), "at least 0, got -1.0"),
+        (lambda: shift_for(10, 0), "k must be a finite number above 0, got 0"),
         (lambda: Samples.of(np.ones((1, 1)), [1.0], loss="cubic"), "logistic, squared, hinge, got 'cubic'"),
     ],
 )
@@ -517,10 +535,37 @@ def test_bad_values_are_refused(make: Callable[[], Any], problem: str) -> None:
         make()
 
 
-def test_more_threads_than_cores_are_a_warning() -> None:
-    threads = (os.cpu_count() or 1) + 1
-    with pytest.warns(OversubscriptionWarning, match=f"{threads} threads on {os.cpu_count()} cores"):
-        LockFree(samples(), "memsgd(topk(count=1))", Constant(0.1), threads=threads)
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schedule": lambda t: np.where(t < 5, 0.1, -0.1)}, "finite, positive size, got -0.1 at step 5"),
+        ({"schedule": lambda t: np.where(t < 5, 0.1, np.nan)}, "got nan at step 5"),
+        ({"schedule": lambda t: np.full(len(t) + 1, 0.1)}, r"each of 10 steps .* an array of shape \(11,\)"),
+        ({"order": lambda n, seed, begin, end: np.full(end - begin, n)}, "among 30 samples, got 30 to 30"),
+        ({"order": lambda n, seed, begin, end: np.full(end - begin, -1)}, "got -1 to -1"),
+        ({"order": lambda n, seed, begin, end: np.zeros(end - begin)}, "10 whole numbers .* got float64"),
+        ({"order": lambda n, seed, begin, end: np.zeros(3, int)}, r"got int64 of \(3,\)"),
+    ],
+)
+def test_schedules_and_orders_are_looked_at_as_they_go(change: dict[str, Any], problem: str) -> None:
+    given = {"schedule": Constant(0.1)} | change
+    engine = LockFree(samples(n=30), "memsgd(topk(count=1))", given.pop("schedule"), **given)
+    with pytest.raises(ConfigError, match=problem):
+        engine.run(10)
+
+
+def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the cores that this process may use."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    with pytest.warns(OversubscriptionWarning, match="2 threads on 1 cores"):
+        LockFree(samples(), "memsgd(topk(count=1))", Constant(0.1), threads=2)
+
+
+def test_a_target_needs_snapshots() -> None:
+    engine = LockFree(samples(), "memsgd(topk(count=1))", Constant(0.1))
+    for asked in ({"target": 0.6}, {"watch": lambda now: True}):
+        with pytest.raises(ConfigError, match="target and watch look at snapshots"):
+            engine.run(10, **asked)
 
 
 def test_a_run_of_bad_length_is_refused() -> None:

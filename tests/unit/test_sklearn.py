@@ -194,6 +194,17 @@ def test_a_strong_penalty_needs_no_other_step_size(rule: str, alpha: float) -> N
         MemSGDClassifier(rule=rule, alpha=alpha, max_iter=2, tol=None, random_state=seed).fit(X, y % 2)
 
 
+@pytest.mark.parametrize("rule", ["memsgd(randk(count=1))", "memsgd(randk(count=10))", "memsgd(threshold(0.01))"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_step_is_what_a_drawn_memory_bears(rule: str, jobs: int) -> None:
+    """One feature of ±1 beside 199 small ones: 1/L of single rows would be far beyond 2p/(2 − p), p = k/d."""
+    rng = np.random.default_rng(0)
+    X = 0.01 * rng.normal(size=(500, 200))
+    X[:, 0] = rng.choice([-1.0, 1.0], 500)
+    model = MemSGDRegressor(rule=rule, alpha=0.0, max_iter=40, tol=None, n_jobs=jobs, random_state=0)
+    assert model.fit(X, X[:, 0]).score(X, X[:, 0]) > 0.9
+
+
 def test_a_pickle_holds_the_model_and_not_the_samples() -> None:
     X, y = load_digits(return_X_y=True)
     for rows in (X, csr_matrix(X)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -111,5 +110,7 @@ def _given(value: int | None, default: int) -> int:
 
 def _cores() -> list[int]:
     """The paper's numbers of cores, up to those of this machine."""
-    most = os.cpu_count() or 1
+    from thinwire.engines.lockfree.checks import cores
+
+    most = cores()
     return sorted({count for count in (*PAPER_CORES, most) if count <= most})

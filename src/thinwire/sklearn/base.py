@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from thinwire.engines.lockfree import (
     Uniform,
     Weighted,
 )
+from thinwire.engines.lockfree.checks import cores
 from thinwire.engines.lockfree.rules import Compiled
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule, as_rule
@@ -304,8 +304,7 @@ def _threads(n_jobs: int | None) -> int:
     """
     if n_jobs is not None and (not isinstance(n_jobs, Integral) or n_jobs == 0):
         raise ConfigError(f"n_jobs must be a number of threads, or negative to count from all (-1), got {n_jobs!r}")
-    cores = os.cpu_count() or 1
-    return 1 if n_jobs is None else n_jobs if n_jobs > 0 else max(1, cores + 1 + n_jobs)
+    return 1 if n_jobs is None else int(n_jobs) if n_jobs > 0 else max(1, cores() + 1 + int(n_jobs))
 
 
 def _like(X: Any, samples: Samples) -> Any:

@@ -11,25 +11,32 @@ from numpy.typing import NDArray
 
 from thinwire.engines.lockfree.regularisers import Decoupled, Regulariser
 from thinwire.engines.lockfree.samples import Samples
-from thinwire.engines.lockfree.schedules import Schedule
+from thinwire.engines.lockfree.schedules import Schedule, Times
 from thinwire.errors import ConfigError, OversubscriptionWarning
+from thinwire.schedule import is_whole
 
 Array = NDArray[Any]
 
 
+def cores() -> int:
+    """Those that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def checked_workers(threads: int, memories: int | None) -> tuple[int, int]:
     """Threads and memories."""
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
-    cores = os.cpu_count() or 1
-    if threads > cores:
+    if not is_whole(threads) or threads < 1:
+        raise ConfigError(f"threads must be a whole number of at least 1, got {threads!r}")
+    if threads > cores():
         warnings.warn(
-            f"{threads} threads on {cores} cores wait for each other: take at most {cores}",
+            f"{threads} threads on {cores()} cores wait for each other: take at most {cores()}",
             OversubscriptionWarning,
             stacklevel=4,
         )
-    if memories is not None and (memories < 1 or (threads > 1 and memories != threads)):
-        raise ConfigError(f"each of {threads} threads has one memory, got memories={memories}: use them with threads=1")
+    if memories is not None and (not is_whole(memories) or memories < 1 or (threads > 1 and memories != threads)):
+        raise ConfigError(
+            f"each of {threads} threads has one memory, got memories={memories!r}: use them with threads=1"
+        )
     return threads, memories or threads
 
 
@@ -44,6 +51,28 @@ def check_steps(schedule: Schedule, regulariser: Regulariser) -> None:
             f"a decoupled regulariser needs η λ < 1, got η_0 λ = {decay:g}: take a larger shift a or smaller steps, "
             f"or InMemory({regulariser.strength:g})"
         )
+
+
+def checked_sizes(sizes: Any, count: int, begin: int) -> Times:
+    """The step sizes from `begin` on, as a schedule gave them."""
+    steps = np.ascontiguousarray(sizes, np.float64)
+    bad = np.flatnonzero(~(np.isfinite(steps) & (steps > 0)))
+    if steps.shape != (count,) or len(bad):
+        got = f"{steps[bad[0]]} at step {begin + bad[0]}" if len(bad) else f"an array of shape {steps.shape}"
+        raise ConfigError(f"a schedule gives each of {count} steps a finite, positive size, got {got}")
+    return steps
+
+
+def checked_order(order: Any, samples: Samples, count: int, begin: int) -> NDArray[np.int64]:
+    """The samples of the steps from `begin` on, as an order gave them."""
+    chosen = np.asarray(order)
+    if chosen.shape != (count,) or chosen.dtype.kind not in "iu":
+        raise ConfigError(
+            f"order gives {count} whole numbers for the steps from {begin} on, got {chosen.dtype} of {chosen.shape}"
+        )
+    if chosen.min() < 0 or chosen.max() >= len(samples):
+        raise ConfigError(f"order chooses among {len(samples)} samples, got {chosen.min()} to {chosen.max()}")
+    return np.ascontiguousarray(chosen, np.int64)
 
 
 def checked_start(start: Any, samples: Samples) -> Array:

@@ -169,11 +169,14 @@ class LockFree:
     ) -> Run:
         """So many steps more, with a snapshot before the first, after every `every`-th and after the last.
 
-        `every=None` takes none. The run ends early where a snapshot's loss is at most `target` or `watch` returns True.
+        `every=None` takes none. The run ends early where a snapshot's loss is at most `target` or `watch` returns True;
+        both need `every`.
         At Ctrl-C the threads stop after the chunk they are at, and the run ends with what was learned so far.
         """
         if steps < 0 or (every is not None and every < 1):
             raise ConfigError(f"run needs steps >= 0 and every >= 1, got {steps} and {every}")
+        if every is None and (target is not None or watch is not None):
+            raise ConfigError("target and watch look at snapshots: say every how many steps one is taken, every=...")
         run, end, begin = Run(), self.step + steps, self.step
         self._shared.counter[STOP] = 0
         try:

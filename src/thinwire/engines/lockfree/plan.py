@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.engines.lockfree.checks import checked_order, checked_sizes
 from thinwire.engines.lockfree.regularisers import Decoupled
 from thinwire.engines.lockfree.schedules import Times
 from thinwire.engines.lockfree.state import Plan
@@ -24,17 +25,15 @@ def planned(engine: LockFree, until: int) -> Plan:
     """From the engine's step on, up to `until` at most."""
     begin = engine.step
     t = np.arange(begin, min(until, begin + LONGEST), dtype=np.float64)
-    steps = np.ascontiguousarray(engine.schedule(t), np.float64)
+    steps = checked_sizes(engine.schedule(t), len(t), begin)
     scale = _scales(steps, engine)
     count = min(len(t), int(np.argmax(scale < SMALLEST_SCALE[engine.samples.dtype])) or len(t))
     mean = engine.average.is_mean
-    samples = engine.order(len(engine.samples), engine.seed, begin, begin + count)
-    if len(samples) != count:
-        raise ConfigError(f"order gave {len(samples)} samples for the {count} steps from {begin} on")
+    order = engine.order(len(engine.samples), engine.seed, begin, begin + count)
     weights, least = engine.average.weights(t[:count]), _least(steps[:count], engine)
     return Plan(
         begin=begin,
-        samples=samples,
+        samples=checked_order(order, engine.samples, count, begin),
         steps=steps[:count],
         least=least.view(f"i{least.itemsize}"),
         scale=scale[: count + 1],

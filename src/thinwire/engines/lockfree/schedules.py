@@ -102,4 +102,5 @@ def shift_for(d: int, k: float, memories: int = 1) -> float:
     >>> shift_for(d=2000, k=10, memories=4)
     800.0
     """
+    check_positive("k", k)
     return memories * d / k

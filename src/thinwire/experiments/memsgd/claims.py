@@ -53,7 +53,7 @@ def _bits(runs: Sequence[Outcome]) -> Iterator[str]:
         one.setting.label: bits_at(one, point) for one in best(runs) if (point := near[one.setting.label]) is not None
     }
     peers = [label for label in sent if label.startswith("QSGD")]
-    if "top-1" not in sent or not peers:
+    if not peers or not all(sent.get("top-1", [0])):  # the start itself was near enough: nothing was sent
         return
     ratios = [min(sent[label][way] for label in peers) / sent["top-1"][way] for way in range(3)]
     yield (
@@ -78,7 +78,7 @@ def _cores(runs: Sequence[Outcome]) -> Iterator[str]:
             times.setdefault(one.setting.label, []).append(seconds_to(one, loss))
     medians = {label: statistics.median(each) for label, each in times.items()}
     sgd = medians.pop("SGD", None)
-    if sgd is not None and medians:
+    if sgd and medians:
         others = ", ".join(f"{label} {time / sgd:.2f} times that" for label, time in medians.items())
         yield f"On {plural(most, 'thread')} lock-free SGD takes {sgd:.3f} s to the loss, {others}."
 

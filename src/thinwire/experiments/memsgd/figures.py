@@ -143,7 +143,7 @@ def seconds_to(one: Outcome, loss: float) -> float:
 def speedups(runs: Sequence[Outcome]) -> dict[tuple[str, int], list[float]]:
     """For each method and number of threads: its fastest time on fewest threads over the time of each repeat.
 
-    A method that was not run on these yet, because the figure broke off, has none.
+    A method that was not run on these yet, because the figure broke off, has none; one that needs no step has 1.
     """
     loss = threshold(runs)
     times: dict[tuple[str, int], list[float]] = {}
@@ -151,7 +151,7 @@ def speedups(runs: Sequence[Outcome]) -> dict[tuple[str, int], list[float]]:
         times.setdefault((one.setting.label, one.setting.threads), []).append(seconds_to(one, loss))
     fewest = min(count for _, count in times)
     return {
-        (label, count): sorted(min(times[label, fewest]) / time for time in found)
+        (label, count): sorted(min(times[label, fewest]) / time if time else 1.0 for time in found)
         for (label, count), found in times.items()
         if (label, fewest) in times
     }
