@@ -308,3 +308,16 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"kind": "ef21", "format": 1}\n')
     with pytest.raises(RecordError, match="line 1: not a run of `thinwire reproduce memsgd`"):
         read_outcomes(tmp_path / "r.jsonl")
+
+
+def test_where_the_start_is_near_enough_there_is_nothing_to_compare() -> None:
+    """Nothing was sent, and no time went by: no ratios of zeros."""
+    start = Point(0, 0.0, 0, 1.0), Point(100, 0.5, 300, 1.0)
+    rules = {"SGD": SGD, "top-1": "memsgd(topk(count=1))", "QSGD 4 bit": "plain(qsgd(16, 30))"}
+    bits = [outcome(Setting("bits", CANCER, label, rule, 1.0, 10), *start) for label, rule in rules.items()]
+    assert len(claims(bits)) == 1  # how bits are counted
+    assert figures.table(bits)[2][3] == "0.0"
+    cores = [outcome(Setting("cores", CANCER, label, rule, 1.0, 10, threads=count), *start)
+             for label, rule in rules.items() for count in (1, 2)]  # fmt: skip
+    assert figures.speedups(cores)["top-1", 2] == [1.0]
+    assert len(claims(cores)) == 1
