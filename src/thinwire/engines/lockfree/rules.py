@@ -13,7 +13,10 @@ from thinwire.schedule import Warmup
 
 ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
 """What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""
-KNOWN = "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d))"
+KNOWN = (
+    "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d)): its threads write to one "
+    "vector, and no server holds what other rules need"
+)
 
 
 class Code(NamedTuple):
