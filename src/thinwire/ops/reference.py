@@ -269,6 +269,12 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     return ((unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)) <= levels).all()
 
 
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """How many of `count` packed codes have a level that is not zero, as a tensor without dimensions."""
+    bits = levels.bit_length()
+    return (unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)).count_nonzero()
+
+
 def natural_exponents(x: Tensor, key: int) -> Tensor:
     """Stochastic powers of two (natural compression, Horvath et al. 2019): codes 0 for zero, else exponent + 127.
 

@@ -416,6 +416,12 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     return excess == 0
 
 
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """See `reference.levels_above_zero`, with this module's `unpack_codes`; the answer stays on the GPU."""
+    bits = levels.bit_length()
+    return (unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)).count_nonzero()
+
+
 # --------------------------------------------------------------------------------------------------------------- powers
 
 
