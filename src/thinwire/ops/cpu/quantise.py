@@ -1,8 +1,14 @@
 """Signs, levels and powers of two, to and from their bytes, in one pass each on the CPU, compiled by numba.
 
 Bytes moved for a float32: signs 4 1/8 to encode, 8 1/8 to add; levels of w bits 4 + w/8 and 8 + w/8; powers 5 1/8 and
-9 1/8. A random draw takes two multiplications of 64 bits, eight numbers at a time where the machine has AVX-512. A
-share of the numbers begins at a multiple of 64, so no two threads write to the same byte.
+9 1/8; w/8 to check levels or to count those above zero. A random draw takes two multiplications of 64 bits, eight
+numbers at a time where the machine has AVX-512. A share of the numbers begins at a multiple of 64, so no two threads
+write to the same byte.
+
+25 M float32 on two cores of an EPYC, as multiples of an in-place add (12 bytes) beside it, in a quiet and in a busy run
+of `thinwire bench kernels`: scaled sign 1.0 and 0.9 (its norms read the vector once more), decoded 0.7 and 0.5; QSGD
+with 15 levels 2.5 and 2.3, decoded 1.0 and 1.6; natural 1.7 and 1.9, decoded 1.1 and 0.9. Counting the levels above
+zero took 0.5 times the add with 3 levels and 0.9 with 15, in a run in which QSGD took 4.0 to 4.4.
 """
 
 from __future__ import annotations
