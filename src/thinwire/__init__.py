@@ -44,3 +44,4 @@ from thinwire.layout import Layout as Layout
 from thinwire.ops import Key as Key
 from thinwire.schedule import Warmup as Warmup
 from thinwire.spec import parse as parse
+from thinwire.version import __version__ as __version__

@@ -18,6 +18,7 @@ from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.payload import Empty, LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
+from thinwire.payload.base import Count, both_counts
 from thinwire.payload.envelope import FINITE, VERSION, fields_of, open_rest, open_version, seal
 from thinwire.payload.message import Chunk, fields, size
 from thinwire.store import ParameterInfo, Store
@@ -68,7 +69,7 @@ class Outgoing:
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
-    elements: int | None
+    elements: Count
     """How many numbers the message holds, where its formats count them."""
 
 
@@ -168,7 +169,7 @@ class Channel:
         body: list[Chunk] = []
         norms: dict[str, Norms] = {}
         fixed = True
-        elements: int | None = 0
+        elements: Count = 0
         for part in parts:
             signal = self._signal(part, flat, moment, previous, layout, step_sizes, scale)
             payload = self._send_part(part, signal)
@@ -177,7 +178,7 @@ class Channel:
             chunks = chunks_of(payload)
             body += [fields("Q", size(chunks)), *chunks]
             fixed = fixed and payload.fixed and not part.rule.varies
-            elements = None if elements is None or payload.elements is None else elements + payload.elements
+            elements = both_counts(elements, payload.elements)
         digest = self._digest(layout, parts)
         return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms, elements)
 

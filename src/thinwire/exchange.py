@@ -25,15 +25,15 @@ def allreduce_bytes(nbytes: int, workers: int) -> int:
 class Traffic:
     """What one exchange cost one worker, in bytes."""
 
-    message: int
-    """Length of this worker's own message."""
+    message: float
+    """Length of this worker's own message; in a simulation, the mean over its workers."""
     sent: int
     """What left the worker: its share of the collective, padding and sizes included."""
     received: int
     """What arrived at the worker."""
 
 
-def _traffic(message: int, longest: int, workers: int, sizes_exchanged: bool) -> Traffic:
+def _traffic(message: float, longest: int, workers: int, sizes_exchanged: bool) -> Traffic:
     moved = allgather_bytes(longest + 8 * sizes_exchanged, workers)
     return Traffic(message, moved, moved)
 
@@ -45,12 +45,13 @@ class Loopback:
         self._workers = workers
 
     def gather(self, messages: Sequence[Tensor], *, fixed: bool) -> tuple[list[Tensor], Traffic]:
-        """All messages in rank order, and what the exchange would cost worker 0."""
+        """All messages in rank order, and what the exchange would cost each worker."""
         return list(messages), self.cost([message.numel() for message in messages], fixed=fixed)
 
     def cost(self, sizes: Sequence[int], *, fixed: bool) -> Traffic:
-        """What worker 0 would pay to exchange messages of these sizes, of which its own is the first."""
-        return _traffic(sizes[0], max(sizes), self._workers, not fixed)
+        """What each worker would pay to exchange messages of these sizes (one stands for n equal ones)."""
+        mean, rest = divmod(sum(sizes), len(sizes))
+        return _traffic(mean + rest / len(sizes) if rest else mean, max(sizes), self._workers, not fixed)
 
 
 @dataclass(frozen=True)

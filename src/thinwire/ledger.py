@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from thinwire.channel import Norms
 from thinwire.exchange import Traffic, allreduce_bytes
 
@@ -22,8 +24,10 @@ class Ledger:
     ratio_message     4 N over the bytes of that message, with all that stands around the numbers
     ratio_effective   2 (n - 1) c / n^2: ring all-reduce over pipelined all-gather, by the paper's cost model
 
-    The first and the third are there where the message's format counts its numbers. `broadcast` is what a server tells
-    every worker, where a rule has one (`EF21P`); it is no part of what workers send each other.
+    In a simulation, bytes and numbers of a message are means over its workers; under DDP they are this rank's own. The
+    first and the third ratio are there where the message's format counts its numbers (QSGD's: those that are not zero).
+    `broadcast` is what a server tells every worker, where a rule has one (`EF21P`); it is no part of what workers send
+    each other.
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:
@@ -31,7 +35,7 @@ class Ledger:
         self.steps = 0
         self.skipped = 0
         self._counts_elements = True
-        self._total: dict[str, float] = dict.fromkeys((*BYTES, "numbers", "elements"), 0)
+        self._total: dict[str, float | Tensor] = dict.fromkeys((*BYTES, "numbers", "elements"), 0)
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
@@ -40,13 +44,18 @@ class Ledger:
         """Whether norms are measured at this step."""
         return self.every > 0 and step % self.every == 0
 
-    def add(self, traffic: Traffic, numbers: int, norms: Mapping[str, Norms], elements: float | None = None) -> None:
-        """Book one exchange of so many numbers, of which so many were sent (None: the format does not count them)."""
+    def add(
+        self, traffic: Traffic, numbers: int, norms: Mapping[str, Norms], elements: float | Tensor | None = None
+    ) -> None:
+        """Book one exchange of so many numbers, of which so many were sent (None: the format does not count them).
+
+        A count that is still on a GPU stays there until someone asks for the account.
+        """
         self._step["message_bytes"] += traffic.message
         self._step["sent_bytes"] += traffic.sent
         self._step["received_bytes"] += traffic.received
         self._step["numbers"] += numbers
-        self._step["elements"] += elements or 0
+        self._step["elements"] += 0 if elements is None else elements
         self._counts_elements = self._counts_elements and elements is not None
         self._norms.update(norms)
 
@@ -75,7 +84,8 @@ class Ledger:
         """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""
         return {name: _ratio([norms]) for name, norms in self._norms.items()}
 
-    def _account(self, counts: Mapping[str, float]) -> dict[str, float]:
+    def _account(self, booked: Mapping[str, float | Tensor]) -> dict[str, float]:
+        counts = {key: value.item() if isinstance(value, Tensor) else value for key, value in booked.items()}
         account: dict[str, float] = {key: counts[key] for key in BYTES}
         for label, width in (("fp32", 4), ("bf16", 2)):
             dense = allreduce_bytes(width * int(counts["numbers"]), self.workers)

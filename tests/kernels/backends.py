@@ -38,6 +38,8 @@ KINDS = (
     "denormal",
     "negative zero",
 )
+NONFINITE = ("nan", "all nan", "inf", "all inf", "nan and inf")
+"""Selections are defined on these too: NaN is the largest magnitude, equal to any other NaN that arithmetic makes."""
 
 
 def layout_of(shape: str) -> Layout:
@@ -75,7 +77,20 @@ def pair(kind: str, numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             return x * torch.finfo(dtype).tiny / 8, y * torch.finfo(dtype).tiny / 8
         case "negative zero":
             return -x.abs().clamp(max=0.1) * 0, -y.abs() * 0
+        case "nan" | "inf":
+            return _strewn(x, float(kind), generator), y
+        case "all nan" | "all inf":
+            return x * 0 + float(kind.removeprefix("all ")), y
+        case "nan and inf":  # their sum and difference have NaN of their own, infinity less infinity
+            return _strewn(_strewn(x, torch.nan, generator), torch.inf, generator), _strewn(y, torch.inf, generator)
     return x, y
+
+
+def _strewn(x: Tensor, number: float, generator: torch.Generator) -> Tensor:
+    """One entry in 17, and the last, replaced by +-number: more than the smallest share that is kept, and less."""
+    chosen = torch.rand(x.numel(), generator=generator) < 1 / 17
+    chosen[-1:] = True
+    return torch.where(chosen, number * x.sign(), x)
 
 
 def check(op: str, x: Tensor, others: tuple[Tensor, ...], more: tuple[object, ...], name: str, device: str) -> None:
@@ -86,5 +101,11 @@ def check(op: str, x: Tensor, others: tuple[Tensor, ...], more: tuple[object, ..
         found = getattr(ops, op)(mine, *given, *more)
     expected = getattr(reference, op)(its, *others, *more)
     for a, b in zip((*found, mine), (*expected, its), strict=True):
-        assert torch.equal(a.cpu(), b), op
-        assert torch.equal(a.cpu().signbit(), b.signbit()), op
+        assert_same(a.cpu(), b)
+
+
+def assert_same(a: Tensor, b: Tensor) -> None:
+    """Equal to the bit, except for the bits of NaN."""
+    assert torch.equal(a.isnan(), b.isnan())
+    assert torch.equal(a[~a.isnan()], b[~b.isnan()])
+    assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())

@@ -161,6 +161,7 @@ def check_levels(x: Tensor, layout: Layout, block: int, levels: int, name: str, 
     packed = reference.level_codes(x, norms, layout, block, levels, keys_of(layout))
     check("add_levels_", name, device, x.flip(0), packed, norms, layout, block, levels, -0.3)
     check("levels_within", name, device, packed, x.numel(), levels)
+    check("levels_above_zero", name, device, packed, x.numel(), levels)
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 100, 300, 40_000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, check, layout_of, pair, ratios_of
+from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, NONFINITE, check, layout_of, pair, ratios_of
 
 TAUS = (1e-50, 1e-39, 1e-3, 0.7, 1.75, 2.0, 1e9)
 """All but nothing (zero in float32), a denormal of float32, nearly everything, a number that float32 rounds down, the
@@ -22,7 +22,7 @@ def test_every_back_end_is_the_reference(
     layout = layout_of(shape)
     torch.set_num_threads(threads)
     try:
-        for kind in KINDS:
+        for kind in KINDS + NONFINITE:
             x, y = pair(kind, layout.numel, dtype)
             for tau in TAUS:
                 check(family, x, (), (tau,), name, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, check, layout_of, pair, ratios_of
+from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, NONFINITE, check, layout_of, pair, ratios_of
 
 from thinwire import Layout, ops
 from thinwire.compressors.density import kept
@@ -24,7 +24,7 @@ def test_every_back_end_is_the_reference(
     counts = [kept(piece.numel, ratio, None) for piece in layout.pieces]
     torch.set_num_threads(threads)
     try:
-        for kind in KINDS:
+        for kind in KINDS + NONFINITE:
             x, y = pair(kind, layout.numel, dtype)
             check("topk", x, (), (layout, counts), name, device)
             check("memory_topk_", x, (y,), (layout, counts, ratios_of(layout)), name, device)

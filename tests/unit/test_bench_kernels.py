@@ -53,12 +53,36 @@ def test_contenders_leave_the_same_numbers(name: str, pieces: int) -> None:
         torch.testing.assert_close(array, ours)
 
 
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_a_memorys_contenders_agree_on_adversarial_numbers(name: str) -> None:
+    """Of equal numbers only ours takes the lower ones; what the memory holds afterwards is as many of each."""
+    given = draw_inputs(name, one_piece(NUMEL), 0.01, CPU)
+    contest = OPERATIONS["memory"].contest(given)
+    left = [given.first.clone() for _ in range(3)]
+    assert contest.numpy is not None
+    contest.ours(left[0])
+    contest.torch(left[1])
+    contest.numpy(left[2].numpy())
+    assert torch.equal(left[0].sort().values, left[1].sort().values)
+    assert torch.equal(left[0].sort().values, left[2].sort().values)
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_vectors_are_finite_and_the_same_each_time(name: str) -> None:
-    x = draw(name, NUMEL, 0, CPU)
+def test_vectors_are_the_same_each_time_and_no_sum_is_nan(name: str) -> None:
+    x, y = (draw(name, NUMEL, seed, CPU) for seed in (0, 1))
     assert x.dtype == torch.float32
-    assert x.isfinite().all()
+    assert x.isfinite().all() == (name != "some infinite")
+    assert not (x + y).isnan().any()
     assert torch.equal(x, draw(name, NUMEL, 0, CPU))
+
+
+def test_denormals_are_denormal_and_some_infinite_numbers_of_both_signs() -> None:
+    x = draw("denormal", NUMEL, 0, CPU)
+    assert (x.abs() < torch.finfo(torch.float32).tiny).all()
+    assert (x != 0).float().mean() > 0.99
+    x = draw("some infinite", NUMEL, 0, CPU)
+    assert 0 < (x == torch.inf).sum() < NUMEL / 500
+    assert 0 < (x == -torch.inf).sum() < NUMEL / 500
 
 
 @pytest.mark.parametrize("density", [0.01, 0.5])
@@ -116,7 +140,7 @@ def test_the_command_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_fits_120_columns(device: str) -> None:
     slow, gpu = Timing(1234.5, 1234.5, 1234.5), device == "cuda"
     numpy, stream, speed = (None, slow, 0.1) if gpu else (slow, None, None)
-    row = KernelRow(UNPACKING, device, 10**8, 300, "all equal", 0.0001, slow, slow, numpy, slow, stream, speed)
+    row = KernelRow(UNPACKING, device, 10**8, 300, "some infinite", 0.0001, slow, slow, numpy, slow, stream, speed)
     out = Console(file=io.StringIO(), width=300)
     out.print(kernel_table([row, replace(row, density=None)]))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]

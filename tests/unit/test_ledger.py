@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from thinwire import EF21, EF21P, Identity, MemSGD, Plain, Simulation, TopK
+from thinwire import EF21, EF21P, QSGD, HardThreshold, Identity, Key, Layout, MemSGD, Plain, Simulation, TopK
 from thinwire.channel import Norms
 from thinwire.errors import NonFiniteGradient
 from thinwire.exchange import Traffic
@@ -94,6 +94,37 @@ def test_a_simulation_books_its_true_message_lengths() -> None:
     assert summary["message_bytes"] == 2 * (400 + 28)
     assert summary["sent_bytes"] == summary["received_bytes"] == 2 * 2 * 428
     assert summary["dense_fp32_bytes"] == 2 * 2 * 800 // 3
+
+
+def test_both_ratios_of_a_message_are_means_over_the_workers() -> None:
+    """Three workers send 8, 2 and 2 of 8 numbers: the mean is 4, and no worker's own message stands for all."""
+    simulation = Simulation({"x": torch.zeros(8)}, Plain(HardThreshold(1.0)), 3)
+    few = torch.tensor([1.0, 1.0] + [0.0] * 6)
+    simulation.exchange([{"x": torch.ones(8)}, {"x": few}, {"x": few}])
+    summary = simulation.ledger.summary()
+    lengths = [Simulation({"x": few}, Plain(HardThreshold(1.0)), 1) for _ in range(2)]
+    for alone, given in zip(lengths, (torch.ones(8), few), strict=True):
+        alone.exchange([{"x": given}])
+    many, some = (alone.ledger.summary()["message_bytes"] for alone in lengths)
+    assert summary["ratio_elements"] == 2
+    assert summary["message_bytes"] == (many + 2 * some) / 3 < many
+    assert summary["ratio_message"] == 4 * 8 / summary["message_bytes"]
+
+
+def test_qsgd_counts_the_numbers_that_are_not_zero() -> None:
+    """c = N over the non-zeros of the decoded message, as VGC's paper must have counted; the other worker has none."""
+    x, rule = torch.randn(1000, generator=torch.Generator().manual_seed(0)), Plain(QSGD(3, 128))
+    layout = Layout.of([("x", 0, (1000,))])
+    payload = QSGD(3, 128)(x, layout, Key())
+    assert payload.elements is not None
+    sent = int(payload.elements)
+    assert 0 < sent == int(payload.decode(layout, torch.float32).count_nonzero()) < 1000
+    simulation = Simulation({"x": x}, rule, 2)
+    simulation.exchange([{"x": x}, {"x": torch.zeros(1000)}])
+    summary = simulation.ledger.summary()
+    assert summary["ratio_elements"] == 1000 / (sent / 2)
+    assert summary["ratio_effective"] == 2 * summary["ratio_elements"] / 4
+    assert isinstance(summary["ratio_elements"], float)
 
 
 def test_the_residual_is_what_the_memory_holds() -> None:

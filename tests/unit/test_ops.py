@@ -50,6 +50,20 @@ def test_topk_takes_infinities_first_and_leaves_its_input() -> None:
     assert topk_indices(torch.zeros(0), 1).numel() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_topk_gives_k_positions_whatever_the_vector_holds(dtype: torch.dtype) -> None:
+    """NaN is the largest magnitude, before infinity; of several the lower index wins."""
+    x = torch.tensor([1.0, math.nan, math.inf, -3.0, -math.nan, 0.0], dtype=dtype)
+    assert [topk_indices(x, k).tolist() for k in (1, 2, 3, 4)] == [[1], [1, 4], [1, 2, 4], [1, 2, 3, 4]]
+    assert topk_indices(torch.full((7,), math.nan, dtype=dtype), 3).tolist() == [0, 1, 2]
+
+
+def test_nan_reaches_every_threshold() -> None:
+    x = torch.tensor([1.0, math.nan, -math.inf])
+    assert large_indices(x, 2.0).tolist() == [1, 2]
+    assert definitions.strom(x, 2.0)[1].tolist() == [0.0, -2.0]
+
+
 @pytest.mark.parametrize(("numel", "k"), [(0, 0), (1, 1), (5, 5), (5, 9), (100, 1), (100, 37)])
 def test_randk_draws_k_ascending_places_without_replacement(numel: int, k: int) -> None:
     indices = randk_indices(Key(1).number, numel, k, CPU)

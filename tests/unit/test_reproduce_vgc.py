@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from thinwire.cli.main import main
+from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError, RecordError
 from thinwire.experiments import RunRecord, read_records, train
-from thinwire.experiments.numbers import show_metric, show_ratio
+from thinwire.experiments.numbers import NOTHING, show_metric, show_ratio
 from thinwire.experiments.resume import finished_runs
 from thinwire.experiments.summary import summarise
 from thinwire.experiments.vgc.paper import TABLE, paper_row
@@ -25,7 +26,8 @@ QUICK = ["reproduce", "vgc", "--small", "--epochs", "1", "--methods", "none, vgc
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vgc") / "r.jsonl"
-    train(vgc_configs(SMALL, "adam", methods=["none", "vgc(1.5)", "memsgd(strom(0.01))"], epochs=1), path)
+    methods = ["none", "vgc(1.5)", "qsgd(3, 128)", "memsgd(strom(0.01))"]
+    train(vgc_configs(SMALL, "adam", methods=methods, epochs=1), path)
     return path
 
 
@@ -67,9 +69,9 @@ def test_the_paper_is_found_by_the_method_however_it_is_written() -> None:
 
 
 def test_the_record_holds_the_three_ratios(record: Path) -> None:
-    none, vgc, strom = results(summarise(read_records([record])))
+    none, vgc, qsgd, strom = results(summarise(read_records([record])))
     assert (none.label, vgc.label, strom.label) == ("none", "VGC α = 1.5", "Strom τ = 0.01")
-    for one in (none, vgc, strom):
+    for one in (none, vgc, qsgd, strom):
         plain = one.plain()
         assert json.loads(json.dumps(plain)) == plain
         assert plain["steps"] == 12
@@ -79,6 +81,17 @@ def test_the_record_holds_the_three_ratios(record: Path) -> None:
     assert found["ratio_message"] > found["ratio_elements"]
     assert found["ratio_effective"] == pytest.approx(2 * 7 * found["ratio_elements"] / 64)
     assert found["paper"]["accuracy"] == {"value": 88.9, "certain": True}
+    found = qsgd.plain()  # of 3 levels in blocks of 128 at most 3 (3 + sqrt(128)) are not zero on average
+    assert found["ratio_elements"] > 128 / (3 * (3 + 128**0.5))
+    assert found["ratio_effective"] == pytest.approx(2 * 7 * found["ratio_elements"] / 64)
+
+
+def test_the_table_shows_every_ratio_and_says_why_none_has_one(record: Path) -> None:
+    table = vgc_table(results(summarise(read_records([record]))))
+    for column in table.columns[2:5]:
+        assert NOTHING not in [str(cell) for cell in column.cells]
+    assert [str(cell) for cell in table.columns[4].cells][0] == "1.00×"
+    assert "none is that all-reduce itself: 1" in NOTES[0]
 
 
 def test_the_claim_speaks_of_ratios_of_a_hundred_only(record: Path) -> None:
@@ -99,7 +112,7 @@ def test_a_cut_record_keeps_its_finished_runs_and_goes_on(record: Path, tmp_path
     configs = [run.config for run in whole]
     heard: list[Mapping[str, Any]] = []
     runs = train(configs, cut, listener=heard.append, resume=True)
-    assert [line["config"]["method"] for line in heard if line["kind"] == "run"] == [configs[2].method]
+    assert [line["config"]["method"] for line in heard if line["kind"] == "run"] == [configs[-1].method]
     assert [_values(run) for run in runs] == [_values(run) for run in whole]
     assert train(configs, cut, listener=heard.append, resume=True) == runs
 

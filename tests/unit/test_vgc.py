@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire
-from thinwire import QSGD, VGC, Hybrid, Key, Layout, MemSGD, Plain, Route, Simulation, Target, TopK, Warmup
+from thinwire import VGC, Hybrid, Key, Layout, MemSGD, Plain, Route, ScaledSign, Simulation, Target, TopK, Warmup
 from thinwire.channel import Channel
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Signal, State
@@ -173,7 +173,7 @@ def test_a_target_holds_its_ratio() -> None:
 
 def test_three_ratios_by_hand_and_with_all_headers() -> None:
     """(a) N steps p / words; (b) 4 N over the message; (c) 2 (p - 1) c / p^2."""
-    numel, workers, steps, words, first_bytes = 60, 3, 5, 0, 0
+    numel, workers, steps, words, length = 60, 3, 5, 0, 0
     sim = Simulation({"x": torch.zeros(40), "y": torch.zeros(20)}, VGC(1.0, positions="word"), workers)
     twins = [Channel(VGC(1.0, positions="word"), sim.parameters, rank=w, size=workers) for w in range(workers)]
     layout = twins[0].layout(["x", "y"])
@@ -187,17 +187,18 @@ def test_three_ratios_by_hand_and_with_all_headers() -> None:
             in_message = (sent.message.numel() - 16 - 8 - 4 - 4 - 4) / 4  # envelope, length, tag, count, two exponents
             assert in_message == sent.elements
             words += int(in_message)
-            first_bytes += sent.message.numel() * (twin.rank == 0)
+            length += sent.message.numel()
             twin.finish()
     account = sim.ledger.summary()
     assert 0 < words < numel * workers * steps
     assert account["ratio_elements"] == numel * steps * workers / words
-    assert account["ratio_message"] == 4 * numel * steps / first_bytes
+    rounded = 2 * steps * torch.finfo(torch.float64).eps  # a mean a step, and its sum
+    assert account["ratio_message"] == pytest.approx(4 * numel * steps * workers / length, rel=rounded)
     assert account["ratio_effective"] == 2 * 2 * account["ratio_elements"] / 9
 
 
 def test_ratios_of_elements_are_absent_where_a_format_does_not_count() -> None:
-    sim = Simulation({"x": torch.zeros(40)}, Plain(QSGD(3)), 2)
+    sim = Simulation({"x": torch.zeros(40)}, Plain(ScaledSign()), 2)
     sim.exchange([{"x": torch.ones(40)}] * 2)
     assert "ratio_elements" not in sim.ledger.summary()
     assert sim.ledger.summary()["ratio_message"] > 1
@@ -238,6 +239,7 @@ def test_weight_decay_stays_outside() -> None:
         (lambda: VGC(zeta=1.001), r"zeta must lie in \(0, 1\]"),
         (lambda: VGC(zeta=None), r"zeta must lie in \(0, 1\]"),
         (lambda: VGC(values="int8"), "unknown value format 'int8'; known: full"),
+        (lambda: VGC(values=["a"]), r"unknown value format \['a'\]; known: full"),
         (lambda: VGC(positions="bitmap"), "positions must be entropy or word, got 'bitmap'"),
         (lambda: VGC(values="full", positions="word"), "leaves 4 bits for a value"),
         (lambda: VGC(drop_small="yes"), "drop_small must be True or False"),
@@ -253,6 +255,16 @@ def test_weight_decay_stays_outside() -> None:
 def test_values_out_of_bounds_are_refused_when_built(make: Callable[[], object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         make()
+
+
+def test_the_hybrids_alpha_is_given_by_name() -> None:
+    """Others write Hybrid(alpha, tau): two bare numbers could mean either."""
+    with pytest.raises(TypeError, match="positional"):
+        Hybrid(2.0, 0.01)  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"positional arguments but 3 were given\n  hybrid\(2.0, 0.01\)\n  \^"):
+        thinwire.parse("hybrid(2.0, 0.01)")
+    assert thinwire.parse("hybrid(0.01, alpha=2)") == Hybrid(alpha=2, tau=0.01)
+    assert str(Hybrid(0.01, alpha=3)) == "hybrid(0.01, alpha=3)"
 
 
 def test_a_text_out_of_bounds_shows_where() -> None:

@@ -13,8 +13,9 @@ from thinwire.experiments.vgc.paper import Figure
 from thinwire.experiments.vgc.result import Result
 
 NOTES = (
-    "Ratios. numbers: parameters over numbers that a worker sends in a step, as the paper counts; bytes: 4 bytes a "
-    "parameter over the bytes of a message; effective: 2(p−1)c/p² of p workers at c numbers.",
+    "Ratios. numbers: parameters over numbers that a worker sends in a step, as the paper counts (of QSGD those that "
+    "are not zero); bytes: 4 bytes a parameter over the bytes of a message; effective: 2(p−1)c/p², how many times "
+    "faster p workers gather messages of ratio c than they all-reduce; none is that all-reduce itself: 1.",
     "The paper's figures are after 300 epochs, the median of 5 runs; (…): recalled or contradictory, not certain.",
 )
 

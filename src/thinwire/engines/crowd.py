@@ -22,6 +22,7 @@ from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
 from thinwire.payload import Empty, Flagged, Payload, Stack, message_size
+from thinwire.payload.base import Count
 from thinwire.payload.envelope import FINITE, sealed_size
 from thinwire.store import ParameterInfo, Store
 
@@ -75,7 +76,7 @@ class Crowd:
         """Each slot of the workers, one row a worker."""
         self.ledger = Ledger(workers, every=ledger_every)
         self._loopback = Loopback(workers)
-        self._sizes: dict[tuple[int | None, ...], int] = {}
+        self._sizes: dict[tuple[Count, ...], int] = {}
         self._step_size: float | None = None
         self._first = True
 
@@ -182,8 +183,8 @@ class Crowd:
         longest = self._size(stack, ranks[0]) if ranks else 0
         if len(ranks) == self.workers:
             return self._loopback.cost([longest], fixed=not self.rule.varies)
-        empty = message_size(Empty())
-        return self._loopback.cost([longest if ranks and ranks[0] == 0 else empty, longest, empty], fixed=False)
+        silent = self.workers - len(ranks)
+        return self._loopback.cost([longest] * len(ranks) + [message_size(Empty())] * silent, fixed=False)
 
     def _size(self, stack: Stack, rank: int) -> int:
         """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""
@@ -206,7 +207,7 @@ class Crowd:
         }
 
 
-def _shape(payload: Payload) -> tuple[int | None, ...]:
+def _shape(payload: Payload) -> tuple[Count, ...]:
     """What the size of a payload follows from, where it is fixed: its formats and how many numbers it sends."""
     return (payload.tag, payload.elements, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
 from thinwire.payload import message_size
+from thinwire.payload.base import Count, both_counts
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -260,10 +262,12 @@ class Simulation:
         load_all_(self.channels, state, on_resize)
 
 
-def _mean(counts: Sequence[int | None]) -> float | None:
+def _mean(counts: Sequence[Count]) -> float | Tensor | None:
     """The mean over workers of what all of them count."""
-    known = [count for count in counts if count is not None]
-    return sum(known) / len(counts) if len(known) == len(counts) else None
+    total = reduce(both_counts, counts)
+    if total is None:
+        return None
+    return total.double() / len(counts) if isinstance(total, Tensor) else total / len(counts)
 
 
 def _by_type(parameters: Mapping[str, Tensor]) -> list[list[str]]:

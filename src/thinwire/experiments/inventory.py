@@ -9,9 +9,10 @@ import torch
 
 from thinwire import spec
 from thinwire.experiments.peers import PEERS
-from thinwire.experiments.provenance import commit, cpu_model, version
+from thinwire.experiments.provenance import commit, cpu_model, source_digest, version
 from thinwire.ops.backends import BACKENDS, Backend
 from thinwire.problems import TASKS
+from thinwire.version import __version__
 
 EXTRAS = {
     "scikit-learn": "tasks",
@@ -27,7 +28,7 @@ EXTRAS = {
 def inventory() -> dict[str, str]:
     """What `thinwire info` shows, line by line."""
     return {
-        "thinwire": f"{version('thinwire') or 'not installed'}" + (f" ({commit()})" if commit() else ""),
+        "thinwire": f"{__version__} ({commit() or f'source {source_digest()[:12]}'})",
         "python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
         "processor": f"{cpu_model()}, {os.cpu_count()} CPUs",

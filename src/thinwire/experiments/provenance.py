@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -14,17 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.experiments.device import accelerator
+from thinwire.version import __version__
 
-PACKAGES = ("thinwire", "torch", "numpy", "scikit-learn")
+PACKAGES = ("torch", "numpy", "scikit-learn")
+PACKAGE = Path(__file__).parents[1]
+"""The folder of thinwire's own source."""
 
 
 def provenance(command: Sequence[str], device: str = "cpu") -> dict[str, Any]:
-    """Command, versions, commit, machine and time, as plain values."""
+    """Command, versions, commit, the source's digest, machine and time, as plain values."""
     return {
         "command": shlex.join(command),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "thinwire": __version__,
+            **{name: version(name) for name in PACKAGES},
+        },
         "commit": commit(),
+        "source": source_digest(),
         "machine": {
             "platform": platform.platform(),
             "cpus": os.cpu_count(),
@@ -43,12 +52,25 @@ def version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The git commit of thinwire's own source, `+` where files differ from it; None for an installed wheel."""
+    """The git commit of thinwire's own source, `+` where files differ from it; None for an installed wheel, or where
+    there is no git."""
     source = Path(__file__)
     if _git(source, "ls-files", "--error-unmatch", source.name) is None:
         return None
     head = _git(source, "rev-parse", "HEAD")
     return head and head + ("+" if _git(source, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def source_digest(package: Path = PACKAGE) -> str:
+    """SHA-256 over the names and contents of a package's Python files in their order.
+
+    It ties a record to its code where a commit does not: in a tree without git, or one that differs from its commit.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py"), key=lambda path: path.relative_to(package).as_posix()):
+        name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
+    return digest.hexdigest()
 
 
 def _git(source: Path, *arguments: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from thinwire.compressors.threshold import check_tau
@@ -25,9 +25,11 @@ class Hybrid(Criterion):
 
     At most one tau a number and step: a large remainder takes several. v is corrected by the r before the subtraction,
     as if all of r came from one sample; where |r| <= (alpha + sqrt(alpha^2 - alpha)) tau that leaves nothing of it.
+    Others write alpha first, so it is given by name: `Hybrid(0.01, alpha=2)` is `Hybrid(alpha=2, tau=0.01)`.
     """
 
     tau: Number
+    _: KW_ONLY
     alpha: Number | Target = 2.0
     zeta: float = 0.999
     name: ClassVar[str] = "hybrid"

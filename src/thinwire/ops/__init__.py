@@ -208,6 +208,11 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     return implementation(reference.levels_within, packed.device.type)(packed, count, levels)
 
 
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """How many of `count` packed codes have a level that is not zero, as a tensor without dimensions."""
+    return implementation(reference.levels_above_zero, packed.device.type)(packed, count, levels)
+
+
 def power_codes(x: Tensor, layout: Layout, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Each entry's stochastic exponent as a byte, and the bits of the negative ones; a key for each piece."""
     return implementation(reference.power_codes, x.device.type)(x, layout, keys)

@@ -13,12 +13,19 @@ from thinwire.ops.blocks import level_factors, piece_of, spread
 from thinwire.ops.exponents import NO_VALUE, exponents, power
 from thinwire.ops.keys import random_bits, uniform
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
+
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """Ascending indices of the k entries of largest magnitude; of equal magnitudes the lower index wins."""
+    """Ascending indices of the k entries of largest magnitude; of equal magnitudes the lower index wins.
+
+    Magnitudes are in the order of the bits of |x|, which is that of the numbers, with NaN above infinity: there are
+    always k of them, so that a message of known size has this size whatever the vector holds.
+    """
     if k >= x.numel():
         return torch.arange(x.numel(), device=x.device)
-    magnitude = x.abs()
+    magnitude = x.abs().view(_INTEGERS[x.element_size()])
     smallest_kept = magnitude.topk(k, sorted=True).values[-1]
     chosen = magnitude > smallest_kept
     ties = (magnitude == smallest_kept).nonzero().squeeze(1)
@@ -66,8 +73,8 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 
 
 def large_indices(x: Tensor, threshold: float) -> Tensor:
-    """Ascending indices of the entries with |x| >= threshold."""
-    return (x.abs() >= threshold).nonzero().squeeze(1)
+    """Ascending indices of the entries with |x| >= threshold; NaN, as the largest magnitude, reaches any threshold."""
+    return (~(x.abs() < threshold)).nonzero().squeeze(1)
 
 
 def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -93,7 +100,10 @@ def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Te
 
 
 def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and sign(x) * tau for each."""
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and sign(x) * tau for each.
+
+    NaN reaches tau, and has no sign: what is sent for it is zero.
+    """
     positions = large_indices(x, tau)
     return positions, x[positions].sign() * torch.tensor(tau, dtype=x.dtype, device=x.device)
 
@@ -257,6 +267,12 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
     """Whether no level of `count` packed codes exceeds `levels`, as a tensor without dimensions."""
     bits = levels.bit_length()
     return ((unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)) <= levels).all()
+
+
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """How many of `count` packed codes have a level that is not zero, as a tensor without dimensions."""
+    bits = levels.bit_length()
+    return (unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)).count_nonzero()
 
 
 def natural_exponents(x: Tensor, key: int) -> Tensor:

@@ -13,6 +13,15 @@ from thinwire.ops import Key
 from thinwire.payload.message import Chunk
 from thinwire.payload.reader import LateReader, Reader
 
+Count = int | Tensor | None
+"""How many numbers are sent. Where they have to be counted it is a tensor without dimensions, so that nobody waits for
+a GPU to know it; None where a format sends all, each in a few bits."""
+
+
+def both_counts(one: Count, two: Count) -> Count:
+    """The sum of two counts, where both are known."""
+    return None if one is None or two is None else one + two
+
 
 class Payload(ABC):
     """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel."""
@@ -27,8 +36,8 @@ class Payload(ABC):
         """Whether the packed size is the same on every rank at a given step, so that no sizes need exchanging."""
 
     @property
-    def elements(self) -> int | None:
-        """How many numbers of the vector are sent: what VGC's paper counts. None where all are, each in a few bits."""
+    def elements(self) -> Count:
+        """How many numbers of the vector are sent: what VGC's paper counts."""
         return None
 
     @abstractmethod

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import Key, add_levels_, add_signs_, block_count, levels_within
+from thinwire.ops import Key, add_levels_, add_signs_, block_count, levels_above_zero, levels_within
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields, raw
 from thinwire.payload.reader import Reader
@@ -60,6 +60,11 @@ class Levels(Payload):
     @property
     def fixed(self) -> bool:
         return True
+
+    @property
+    def elements(self) -> Tensor:
+        """The entries whose level is not zero: QSGD's sparse code sends these alone (Alistarh et al. 2017)."""
+        return levels_above_zero(self.codes, self.layout.numel, self.levels)
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         norms = self.norms.to(out.dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload.base import Payload
+from thinwire.payload.base import Count, Payload, both_counts
 from thinwire.payload.inner import inner_format
 from thinwire.payload.message import Chunk, fields
 from thinwire.payload.reader import Reader
@@ -33,9 +33,8 @@ class Both(Payload):
         return self.one.fixed and self.two.fixed
 
     @property
-    def elements(self) -> int | None:
-        one, two = self.one.elements, self.two.elements
-        return None if one is None or two is None else one + two
+    def elements(self) -> Count:
+        return both_counts(self.one.elements, self.two.elements)
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return self.two.add_to(self.one.add_to(out, alpha), alpha)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
-from thinwire.payload.base import Payload
+from thinwire.payload.base import Count, Payload
 from thinwire.payload.inner import inner_format
 from thinwire.payload.message import Chunk, fields
 from thinwire.payload.reader import Reader
@@ -34,7 +34,7 @@ class Some(Payload):
         return False
 
     @property
-    def elements(self) -> int | None:
+    def elements(self) -> Count:
         return self.inner.elements
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:

@@ -197,7 +197,7 @@ FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY
 
 def value_format(name: str) -> ValueFormat:
     """The format of that name; an unknown name is a `ConfigError`."""
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ConfigError(f"unknown value format {name!r}; known: {', '.join(FORMATS)}")
     return FORMATS[name]
 

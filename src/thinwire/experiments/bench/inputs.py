@@ -68,6 +68,14 @@ def _one_huge(numel: int, generator: torch.Generator) -> Tensor:
     return x
 
 
+def _some_infinite(numel: int, generator: torch.Generator) -> Tensor:
+    """One number in 1,000 is infinite. The sign goes by the place, so that no sum of two such vectors is NaN."""
+    x = _normal(numel, generator)
+    chosen = torch.rand(numel, generator=generator, device=generator.device) < 1e-3
+    even = torch.arange(numel, device=generator.device) % 2 == 0
+    return torch.where(chosen, torch.where(even, torch.inf, -torch.inf), x)
+
+
 ORDINARY: dict[str, Draw] = {"normal": _normal, "laplace": _laplace}
 ADVERSARIAL: dict[str, Draw] = {
     "all equal": lambda numel, generator: torch.ones(numel, device=generator.device),
@@ -75,6 +83,8 @@ ADVERSARIAL: dict[str, Draw] = {
     "one huge": _one_huge,
     "sorted": lambda numel, generator: _normal(numel, generator).sort().values,
     "cauchy": _cauchy,  # tails so heavy that there is no mean
+    "denormal": lambda numel, generator: _normal(numel, generator) * 2.0**-131,
+    "some infinite": _some_infinite,
 }
 DISTRIBUTIONS = ORDINARY | ADVERSARIAL
 

@@ -25,6 +25,7 @@ from thinwire.ops.cpu.quantise import add_levels_ as add_levels_
 from thinwire.ops.cpu.quantise import add_powers_ as add_powers_
 from thinwire.ops.cpu.quantise import add_signs_ as add_signs_
 from thinwire.ops.cpu.quantise import level_codes as level_codes
+from thinwire.ops.cpu.quantise import levels_above_zero as levels_above_zero
 from thinwire.ops.cpu.quantise import levels_within as levels_within
 from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes

@@ -3,6 +3,11 @@
 A group of numbers lies in lanes: bytes up to eight bits wide, two bytes up to sixteen, else words. Words of eight or of
 four lanes have their gaps closed (or opened) in three or two steps, each of which moves every other field next to its
 neighbour. Wider numbers go through an accumulator, byte by byte.
+
+Bytes moved for each number: codes of w bits 8 + w/8 either way (they are integers of 8 bytes outside), bits 1 1/8; a
+group in lanes stays in the cache. 25 M numbers on two cores of a busy EPYC, as multiples of an in-place add (12 bytes)
+beside it, medians of 8: codes of 4 or 5 bits 2.5 to pack, 21 to unpack into new memory; bits 1.1 and 0.6. The kernels
+of `quantise` join and split groups without the integers of 8 bytes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Each block is summed in chunks of 4,096 numbers, each chunk in float64, and the chunks' sums are added in order: who
 sums which chunk makes no difference, so neither does the number of threads.
+
+25 M float32 on two cores of a busy EPYC, as multiples of an in-place add beside it, whose 12 bytes make 1/3 the floor:
+1.0 for one block, 1.4 for blocks of 512, in L1 and L2 alike (medians of 8).
 """
 
 from __future__ import annotations

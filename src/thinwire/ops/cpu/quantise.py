@@ -1,8 +1,14 @@
 """Signs, levels and powers of two, to and from their bytes, in one pass each on the CPU, compiled by numba.
 
 Bytes moved for a float32: signs 4 1/8 to encode, 8 1/8 to add; levels of w bits 4 + w/8 and 8 + w/8; powers 5 1/8 and
-9 1/8. A random draw takes two multiplications of 64 bits, eight numbers at a time where the machine has AVX-512. A
-share of the numbers begins at a multiple of 64, so no two threads write to the same byte.
+9 1/8; w/8 to check levels or to count those above zero. A random draw takes two multiplications of 64 bits, eight
+numbers at a time where the machine has AVX-512. A share of the numbers begins at a multiple of 64, so no two threads
+write to the same byte.
+
+25 M float32 on two cores of an EPYC, as multiples of an in-place add (12 bytes) beside it, in a quiet and in a busy run
+of `thinwire bench kernels`: scaled sign 1.0 and 0.9 (its norms read the vector once more), decoded 0.7 and 0.5; QSGD
+with 15 levels 2.5 and 2.3, decoded 1.0 and 1.6; natural 1.7 and 1.9, decoded 1.1 and 0.9. Counting the levels above
+zero takes 0.4 times the add, a tenth of QSGD's step beside it.
 """
 
 from __future__ import annotations
@@ -171,6 +177,36 @@ def _largest_level(packed: Any, codes: Any, width: int, begin: int, end: int) ->
     return int(largest)
 
 
+@njit(nogil=True, cache=True)
+def _narrow_above_zero(packed: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
+    """Levels that are not zero, up to eight bits a code: eight codes are `width` bytes of one word.
+
+    The highest level added to a level carries into its sign's place unless it is zero.
+    """
+    ones, above = np.uint64(0), 0
+    for j in range(8):
+        ones |= np.uint64(1) << np.uint64(j * width)
+    signs = ones << np.uint64(width - 1)
+    highest = signs - ones
+    for start in range(begin, end, 8):
+        word = word_at(packed, start * width >> 3) & highest
+        if end - start < 8:
+            word &= (np.uint64(1) << np.uint64((end - start) * width)) - np.uint64(1)
+        above += words.ones((word + highest) & signs)
+    return above
+
+
+@njit(nogil=True, cache=True)
+def _wide_above_zero(packed: Any, codes: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
+    field, above = np.int32((1 << (width - 1)) - 1), 0
+    for start in range(begin, end, GROUP):
+        count = min(GROUP, end - start)
+        split(packed, start * width // 8, count, width, codes)
+        for j in range(count):
+            above += (np.int32(codes[j]) & field) != 0
+    return above
+
+
 def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
     """See `reference.level_codes`."""
     if not (_served(x) and norms.dtype == x.dtype and levels < 1 << 16):
@@ -226,6 +262,20 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
         return int(_largest_level(source, np.empty(GROUP, lane(width)), width, begin, end))
 
     return torch.tensor(max(in_parallel(largest, count)) <= levels)
+
+
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """See `reference.levels_above_zero`."""
+    if levels >= 1 << 16:
+        return reference.levels_above_zero(packed, count, levels)
+    width, source = levels.bit_length() + 1, packed.numpy()
+
+    def above(_: int, begin: int, end: int) -> int:
+        if width <= 8:
+            return int(_narrow_above_zero(source, width, begin, end))
+        return int(_wide_above_zero(source, np.empty(GROUP, lane(width)), width, begin, end))
+
+    return torch.tensor(sum(in_parallel(above, count)))
 
 
 # --------------------------------------------------------------------------------------------------------------- powers

@@ -2,6 +2,12 @@
 
 To decode on several threads, the marks of each thread's share of the map are counted first: the map of 25 M numbers of
 which 1 % are kept takes 80 kB, and its marks are counted in 11 microseconds.
+
+Bytes moved for each position: 16 to pack (8 read twice) and its code, w low bits and some two of the map, written; the
+code read and 8 written to unpack; to add, 12 read for each entry, and the cache line of 64 about its place read and
+written. 250,000 positions of 25 M on two cores of a busy EPYC: 0.7 to 1.3 ms to pack and 1.3 ms to unpack; adding such
+a message takes 2.3 ms, 0.3 of an in-place add of all, adding four 1.4 of it, and unpacking and adding four 0.7 to 1.3
+times a memory's step. `thinwire bench wire` measures it.
 """
 
 from __future__ import annotations

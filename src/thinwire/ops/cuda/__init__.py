@@ -21,6 +21,7 @@ from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
 from thinwire.ops.cuda.quantise import add_signs_ as add_signs_
 from thinwire.ops.cuda.quantise import block_norms as block_norms
 from thinwire.ops.cuda.quantise import level_codes as level_codes
+from thinwire.ops.cuda.quantise import levels_above_zero as levels_above_zero
 from thinwire.ops.cuda.quantise import levels_within as levels_within
 from thinwire.ops.cuda.quantise import negative_bits as negative_bits
 from thinwire.ops.cuda.quantise import pack_bits as pack_bits

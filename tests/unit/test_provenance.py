@@ -1,0 +1,49 @@
+"""What a record says of the code that made it, also where the code is neither installed nor under git."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import thinwire
+from thinwire.experiments.provenance import PACKAGE, commit, provenance, source_digest
+from thinwire.version import __version__
+
+ASK = "import json; from thinwire.experiments.provenance import provenance; print(json.dumps(provenance(['x'])))"
+
+
+def copy_of(package: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(package, folder / "thinwire", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_a_record_names_version_and_source() -> None:
+    found = provenance(["thinwire", "x y"])
+    assert found["command"] == "thinwire 'x y'"
+    assert found["versions"]["thinwire"] == thinwire.__version__ == __version__
+    assert found["source"] == source_digest()
+    assert found["commit"] == commit()
+
+
+def test_a_tree_without_git_that_is_not_installed_is_known_by_its_files(tmp_path: Path) -> None:
+    copy = copy_of(PACKAGE, tmp_path)
+    (copy / "version.py").write_text('__version__ = "9.8.7"\n')
+    alone = os.environ | {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    answer = subprocess.run([sys.executable, "-c", ASK], env=alone, cwd=tmp_path, capture_output=True, check=True)
+    found = json.loads(answer.stdout)
+    assert (found["versions"]["thinwire"], found["commit"]) == ("9.8.7", None)
+    assert found["source"] == source_digest(copy) != source_digest()
+
+
+def test_the_digest_is_that_of_names_and_contents(tmp_path: Path) -> None:
+    copy = copy_of(PACKAGE, tmp_path)
+    assert source_digest(copy) == source_digest()
+    (copy / "notes.txt").write_text("no code")
+    assert source_digest(copy) == source_digest()
+    (copy / "ledger.py").rename(copy / "book.py")
+    renamed = source_digest(copy)
+    (copy / "book.py").write_text("")
+    assert len({source_digest(), renamed, source_digest(copy)}) == 3
