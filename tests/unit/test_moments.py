@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from thinwire.moments import EXACT, Exact, MicroBatches, plan, split, watch
 from thinwire.moments import conv as conv_module
 from thinwire.moments import rows as rows_module
 from thinwire.moments.layer import Setting
-from thinwire.moments.rows import Several
+from thinwire.moments.rows import Outer, Several
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -273,6 +273,26 @@ def test_every_exact_layer_on_a_gpu(factory: Callable[[], nn.Module], x: Tensor)
         q = moments.take()
     assert all(value.is_cuda for value in q.values())
     assert_equal({name: value.cpu() for name, value in q.items()}, expected)
+
+
+def test_a_linear_layer_follows_the_precision_of_matrix_products_and_a_convolution_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one kernel that serves both on a GPU is told whose gradients it forms."""
+    told: list[str] = []
+
+    def squares_(*arguments: Any) -> None:
+        told.append(arguments[7] if len(arguments) > 7 else "convolution")
+
+    for module in (rows_module, conv_module):
+        monkeypatch.setattr(module, "correlation_squares_", squares_)
+    monkeypatch.setattr(conv_module.Correlation, "_fills_tiles", lambda self: True)
+    linear, conv = nn.Linear(4, 3), nn.Conv2d(3, 8, 3)
+    rows = EXACT[nn.Linear].rows(linear, "weight", Setting(True), torch.ones(2, 9, 4), torch.ones(2, 9, 3))
+    cast(Outer, rows)._by_kernel_(torch.empty(3, 4), 0)
+    rows = EXACT[nn.Conv2d].rows(conv, "weight", Setting(True), torch.ones(2, 3, 8, 8), torch.ones(2, 8, 6, 6))
+    rows.squares_(torch.empty(8, 3, 3, 3), 0)
+    assert told == ["matmul", "convolution"]
 
 
 # ------------------------------------------------------------------------------------------------------- properties
@@ -913,6 +933,62 @@ def test_a_penalty_in_the_loss_is_an_error() -> None:
     model = made(lambda: nn.Linear(4, 3))
     with watch(model), pytest.raises(MomentError, match="leave weight decay to the optimizer"):
         (loss(model(numbers(BATCH, 4))) / BATCH + model.weight.square().sum()).backward()  # type: ignore[union-attr,operator]
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("batch", [16, 512])
+@pytest.mark.parametrize("decay", [1e-3, 5e-4, 1e-4, 0.0])
+def test_a_penalty_of_the_strength_of_weight_decay_is_found(decay: float, batch: int, dtype: torch.dtype) -> None:
+    model, x = mlp().to(dtype), numbers(batch, 20).to(dtype)
+    with watch(model) as moments:
+        value = F.cross_entropy(model(x), (x[:, 0] > 0).long())
+        value = value + decay / 2 * sum(p.square().sum() for p in model.parameters())
+        if decay == 0:
+            value.backward()
+            moments.take()
+        else:
+            with pytest.raises(MomentError, match="leave weight decay to the optimizer"):
+                value.backward()
+
+
+HARD: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    # a gradient that is nothing but rounding: what follows takes any shift out, of each sample
+    "shift": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8)), lambda: numbers(16, 3, 8, 8)),
+    # equal terms, whose roundings do not cancel
+    "equal": (lambda: nn.Conv2d(3, 16, 3), lambda: torch.full((32, 3, 64, 64), 0.1)),
+    "look-up": (lambda: nn.Embedding(4, 16), lambda: torch.zeros(64, 512, dtype=torch.long)),
+    "features": (lambda: nn.LayerNorm(64), lambda: torch.ones(64, 128, 64)),
+    # a mean ten thousand times the deviation: x - mean has lost four digits
+    "layer norm": (lambda: nn.LayerNorm(64), lambda: 1e4 + numbers(64, 4, 64)),
+    "batch norm": (lambda: nn.BatchNorm1d(64), lambda: 1e4 + numbers(512, 64)),
+    "group norm": (lambda: nn.GroupNorm(4, 64), lambda: 1e4 + numbers(16, 64, 8, 8)),
+    "instance norm": (lambda: nn.InstanceNorm2d(64, affine=True), lambda: 1e4 + numbers(16, 64, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("equal", [False, True], ids=["unlike", "equal"])
+@pytest.mark.parametrize("hard", HARD)
+def test_rounding_is_no_alarm(hard: str, equal: bool, half: torch.dtype | None) -> None:
+    """Where sums lose the most digits: the check of the first pass stays silent, under autocast too."""
+    torch.manual_seed(0)
+    model, x = HARD[hard][0](), HARD[hard][1]()
+    x = x.float() if x.is_floating_point() else x
+    with watch(model) as moments:
+        with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=half is not None):
+            output = model(x).float()
+        (output * (0.1 if equal else torch.randn_like(output))).sum().backward()
+        moments.take()
+
+
+@pytest.mark.parametrize(("factory", "x"), ALL)
+def test_no_layer_raises_an_alarm_in_float32(factory: Callable[[], nn.Module], x: Tensor) -> None:
+    watched(made(factory).float(), x.float() if x.is_floating_point() else x, checks=3)
 
 
 class Positions(nn.Module):
