@@ -889,6 +889,9 @@ def test_a_forward_of_its_own_is_not_exact() -> None:
         ({"checks": -1}, "checks must be"),
         ({"sources": ()}, "sources must be"),
         ({"sources": ("exact",)}, "sources must be"),
+        ({"batch": 0}, "batch must be a whole number of samples, 1 or more, got 0"),
+        ({"batch": 2.0}, "batch must be"),
+        ({"batch": True}, "batch must be"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
@@ -933,6 +936,33 @@ def test_a_penalty_in_the_loss_is_an_error() -> None:
     model = made(lambda: nn.Linear(4, 3))
     with watch(model), pytest.raises(MomentError, match="leave weight decay to the optimizer"):
         (loss(model(numbers(BATCH, 4))) / BATCH + model.weight.square().sum()).backward()  # type: ignore[union-attr,operator]
+
+
+def test_an_error_inside_a_pass_is_raised_at_its_end_and_wherever_the_moment_is_read() -> None:
+    """Every gradient is there by then; a pass after zero_grad() begins anew."""
+    model, x = made(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))), numbers(BATCH, 4)
+    with watch(model) as moments:
+        with pytest.raises(MomentError, match=r"parameter '1.weight'"):
+            (mean_loss(model)(x) + model[1].weight.square().sum()).backward()  # type: ignore[index]
+        assert all(p.grad is not None for p in model.parameters())
+        for read in (moments.pop, moments.of, moments.terms):
+            with pytest.raises(MomentError, match=r"parameter '1.weight'"):
+                read("1.weight")
+        assert moments.terms("0.weight") == BATCH
+        model.zero_grad()
+        mean_loss(model)(x).backward()
+        assert_equal(moments.take(), by_samples(model, x))
+
+
+def test_an_engine_that_reads_the_moments_hears_of_errors_there_alone() -> None:
+    model, x = made(lambda: nn.Linear(4, 3)), numbers(BATCH, 4)
+    with watch(model) as moments:
+        moments.leave_errors()
+        (mean_loss(model)(x) + model.weight.square().sum()).backward()  # type: ignore[operator,union-attr]
+        with pytest.raises(MomentError, match=r"parameter 'weight'"):
+            moments.take()
+        moments.clear()
+        assert moments.of("weight").count_nonzero() == 0
 
 
 def mlp() -> nn.Module:
@@ -1055,3 +1085,91 @@ def test_the_probe_finds_a_dimension_that_only_looks_like_the_batch() -> None:
     model, x = made(lambda: Positions(expand=False)), numbers(6, 6, 4)  # as many positions as samples
     with watch(model) as moments, pytest.raises(MomentError, match="the batch has 12 samples"):
         moments.check(mean_loss(model), x)
+
+
+@pytest.mark.parametrize("stated", ["mean", "sum"])
+@pytest.mark.parametrize("true", ["mean", "sum"])
+def test_micro_batches_try_out_the_reduction_at_the_first_call(stated: Any, true: str) -> None:
+    model = made(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(), nn.Dropout(), nn.BatchNorm1d(3)))
+    x, y = numbers(BATCH, 4), ids(BATCH, top=3)
+    calls = 0
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return _entropy_of(model, true, x, y)
+
+    with watch(model, reduction=stated, sources=(Exact(), MicroBatches(2))) as moments:
+        if stated != true:
+            with pytest.raises(MomentError, match="A mean stays as it is, a sum doubles"):
+                moments.backward(loss_of, x, y)
+            assert all(p.grad is None for p in model.parameters())
+            return
+        before = torch.random.get_rng_state()
+        moments.backward(loss_of, x, y)
+        assert calls == 2 + 2  # the batch, the batch twice; two parts
+        torch.random.set_rng_state(before)
+        first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        moments.backward(loss_of, x, y)
+        assert calls == 4 + 2
+        assert all(torch.equal(first[name], p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    with watch(model, reduction=stated, sources=(MicroBatches(2),), checks=0) as moments:
+        moments.backward(loss_of, x, y)
+        assert calls == 6 + 2
+
+
+def test_a_loss_that_is_not_finite_is_left_to_the_training_loop() -> None:
+    model, x = made(network), X.clone()
+    x[0] = float("nan")
+    with watch(model, sources=(MicroBatches(2),)) as moments:
+        assert moments.backward(mean_loss(model), x).isnan()
+
+
+class TimeMajor(nn.Module):
+    """A linear layer over (time, batch, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()  # type: ignore[no-any-return]
+
+
+def test_time_major_input_is_refused_where_the_size_of_the_batch_is_stated() -> None:
+    model, x = made(TimeMajor), numbers(6, BATCH, 4)
+    expected = by_samples(model, x.transpose(0, 1))
+    with watch(model) as moments:
+        loss(model(x)).backward()
+        assert moments.terms("linear.weight") == 6  # taken for six samples
+        model.zero_grad()
+    with watch(model, batch=BATCH) as moments:
+        with pytest.raises(MomentError, match=r"shape \(6, 5, 4\), but the batch has 5 samples.*batch_first"):
+            model(x)
+        with torch.no_grad():
+            model(x)  # whatever is not trained may have any size
+        (loss(model(x.transpose(0, 1))) / BATCH).backward()
+        assert moments.terms("linear.weight") == BATCH
+        assert_equal(moments.take(), expected)
+        moments.check(mean_loss(model), x.transpose(0, 1))  # the probe doubles the batch
+
+
+def test_micro_batches_are_parts_of_the_stated_batch() -> None:
+    model, x = made(Mixed), numbers(8, 3, 4)
+    with watch(model, sources=(Exact(), MicroBatches(4)), batch=8) as moments:
+        with pytest.raises(MomentError, match=r"given 3 samples \(a tensor of shape \(3, 8, 4\)\).*batch=8"):
+            moments.backward(mean_loss(model), x.transpose(0, 1))
+        moments.backward(mean_loss(model), x)
+        assert moments.terms("linear.weight") == 8
+        assert moments.terms("shift") == 4
+
+
+@pytest.mark.parametrize("rule", [None, thinwire.VGC()], ids=str)
+def test_a_lazy_module_is_refused_until_it_is_initialised(rule: Any) -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyLinear(2))
+    for planned in (lambda: watch(model, rule=rule), lambda: plan(model)):
+        with pytest.raises(AttachError, match=r"4 parameters have no shape yet: 0.weight.*Call the model once"):
+            planned()
+    model(torch.zeros(2, 4))
+    assert watch(model, rule=rule).names == ("0.weight", "0.bias", "2.weight", "2.bias")

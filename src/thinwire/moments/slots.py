@@ -77,6 +77,13 @@ class Slot(ABC):
     def settle(self) -> None:
         """Add up what is pending."""
 
+    def settle_late(self) -> None:
+        """Add up what an old pass left pending; what goes wrong is kept for whoever reads."""
+        try:
+            self.settle()
+        except MomentError as error:
+            self.error = self.error or error
+
     def ready(self) -> None:
         """Add up what is pending; raise what went wrong before or now, again and again until it is cleared."""
         if self.error is None:
@@ -120,7 +127,7 @@ class ExactSlot(Slot):
 
     def arrive(self, arrival: Arrival, local: str, turn: int) -> None:
         if self.turn != turn:
-            self.settle()
+            self.settle_late()
         self.turn = turn
         self._pending.append((arrival, local))
 
