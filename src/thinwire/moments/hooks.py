@@ -5,9 +5,9 @@ hook on the module's output    gets δ = ∂L/∂output when the backward pass c
 hook on the parameter          runs when all uses have given their gradient, before it is accumulated, and so before
                                DDP can hand the parameter's bucket to a comm hook: here the squares are added up
 
-What goes wrong inside a backward pass is kept with the slot, and raised by whoever reads it: an error in the middle of a
-pass on one rank would leave the others waiting for its buckets. At the end of the pass it is raised all the same, unless
-an engine has taken that upon itself (`quiet`).
+What goes wrong inside a backward pass is kept with the slot, and raised by whoever reads it: an error in the middle of
+a pass on one rank would leave the others waiting for its buckets. At the end of the pass it is raised all the same,
+unless an engine has taken that upon itself (`quiet`).
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def check_initialised(model: nn.Module) -> None:
     lazy = [plain(name) for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise AttachError(
-            f"{len(lazy)} parameters have no shape yet: {', '.join(lazy)}. Call the model once with a batch, so that its "
-            "lazy modules are initialised, before it is watched (and before the optimizer and DDP are built)"
+            f"{len(lazy)} parameters have no shape yet: {', '.join(lazy)}. Call the model once with a batch, so that "
+            "its lazy modules are initialised, before it is watched (and before the optimizer and DDP are built)"
         )
 
 

@@ -150,8 +150,8 @@ class Moments:
     def _check_batch(self, batch: Sequence[Tensor]) -> None:
         if self._batch is not None and batch and len(batch[0]) != self._batch:
             raise MomentError(
-                f"backward was given {len(batch[0])} samples (a tensor of shape {tuple(batch[0].shape)}), but watch was "
-                f"told batch={self._batch}: samples lie in dimension 0. Move them there, or state another batch"
+                f"backward was given {len(batch[0])} samples (a tensor of shape {tuple(batch[0].shape)}), but watch "
+                f"was told batch={self._batch}: samples lie in dimension 0. Move them there, or state another batch"
             )
 
     def _slot(self, name: str) -> Slot:
@@ -189,8 +189,8 @@ def watch(
 ) -> Moments:
     """Have the second moments of a model's per-sample gradients computed in every backward pass.
 
-    Dimension 0 of every module's input is the batch: use `batch_first` modules. Time-major input (T, B, features) cannot
-    be told from T samples, unless `batch` states how many samples each call of the model that is trained (or
+    Dimension 0 of every module's input is the batch: use `batch_first` modules. Time-major input (T, B, features)
+    cannot be told from T samples, unless `batch` states how many samples each call of the model that is trained (or
     `Moments.backward`) is given: another number is then a `MomentError`.
 
     `rule` leaves out the parameters whose rule does not need them (all, for most rules). `sources` are tried in order
