@@ -601,6 +601,20 @@ def test_a_pass_whose_gradient_was_dropped_is_forgotten() -> None:
         model.zero_grad()
 
 
+def test_where_gradients_are_zeroed_in_place_a_dropped_pass_is_forgotten_by_clear() -> None:
+    model = made(network)
+    with watch(model) as moments:
+        for clear, terms in ((False, 2 * len(X)), (True, len(X))):
+            loss(model(X + 1)).backward()
+            model.zero_grad(set_to_none=False)
+            if clear:
+                moments.clear()
+            loss(model(X)).backward()
+            assert moments.terms("0.weight") == terms
+            moments.clear()
+            model.zero_grad(set_to_none=False)
+
+
 @pytest.mark.parametrize("scale", [4096.0, torch.tensor(4096.0)])
 def test_the_loss_scale_is_taken_out(scale: float | Tensor) -> None:
     model = made(network)

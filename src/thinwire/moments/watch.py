@@ -27,7 +27,8 @@ class Moments:
 
     Several passes before a step (accumulation, `no_sync`) add up as the gradients do in `.grad`: their samples together
     are the batch, and each loss must be weighted as for the gradient, with its share of the samples (loss / k for k
-    equal passes). Where `.grad` is None (`zero_grad()`), older passes are forgotten: those of a step that was given up.
+    equal passes). Where `.grad` is None (after `zero_grad()`, but not with `set_to_none=False`: call `clear`), older
+    passes are forgotten: those of a step that was given up.
     If the model is called several times before *one* backward pass, equal places in the batches are one sample.
     """
 
