@@ -72,7 +72,8 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
         if rank is not None:
             text = (
                 f"rank {rank} computed a gradient (or squares of one) with NaN or infinity {where}. Drop the step "
-                '(optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a gradient scaler skips it'
+                '(optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a gradient scaler skips '
+                "it. (Squares that could not be computed are NaN too: that rank's own MomentError then says why)"
             )
         else:
             text = (

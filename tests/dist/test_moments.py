@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.world import run_world
+from thinwire import VGC, attach
+from thinwire.errors import MomentError, NonFiniteGradient
 from thinwire.moments import Exact, MicroBatches, watch
 
 SAMPLES, STEPS = 6, 3
@@ -120,3 +123,58 @@ def microbatches(rank: int, size: int) -> int:
 @pytest.mark.dist
 def test_micro_batches_exchange_only_with_the_last(tmp_path: Path) -> None:
     assert run_world(1, microbatches, folder=tmp_path) == [1]
+
+
+# ------------------------------------------------------------------------------------------------- errors on one rank
+
+CASES: list[tuple[dict[str, Any], int, bool]] = [  # options, the step with the penalty, accumulation
+    ({}, 0, False),
+    ({}, 1, False),
+    ({}, 1, True),
+    ({"static_graph": True}, 0, False),
+    ({"find_unused_parameters": True}, 1, False),
+]
+
+
+def penalised(rank: int, size: int) -> list[tuple[str, float, bool]]:
+    """Rank 1 alone has a penalty on one weight in its loss. What each rank hears, how soon, and whether it goes on."""
+    return [_penalised(rank, *case) for case in CASES]
+
+
+def _penalised(rank: int, options: dict[str, Any], bad: int, accumulate: bool) -> tuple[str, float, bool]:
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.002, **options)
+    attach(ddp, VGC(1.0), moments=watch(ddp, checks=STEPS))
+    weight: Any = ddp.module.get_parameter("body.weight")
+
+    def passes(step: int, strength: float) -> None:
+        if accumulate:
+            with ddp.no_sync():
+                (loss(ddp(batch(step))) + strength * weight.square().sum()).backward()
+            strength = 0.0  # the error is one of the first pass, which no bucket asks for
+        (loss(ddp(batch(step))) + strength * weight.square().sum()).backward()
+
+    said, seconds = "", 0.0
+    for step in range(bad + 2):
+        ddp.zero_grad()
+        if step == bad:
+            start = time.monotonic()
+            with pytest.raises(MomentError if rank == 1 else NonFiniteGradient) as caught:
+                passes(step, 0.01 if rank == 1 else 0.0)
+            said, seconds = str(caught.value), time.monotonic() - start
+        else:
+            passes(step, 0.0)
+    return said, seconds, all(bool(p.grad.isfinite().all()) for p in ddp.parameters() if p.grad is not None)
+
+
+@pytest.mark.dist
+def test_an_error_inside_one_ranks_backward_pass_reaches_all_at_once(tmp_path: Path) -> None:
+    """Within seconds, where gloo's own limit is minutes; the next step goes on."""
+    others, own = run_world(2, penalised, folder=tmp_path)
+    for (heard, waited, on), (said, _, on_too) in zip(others, own, strict=True):
+        assert "rank 1 computed" in heard
+        assert "'body.weight'" in heard
+        assert said.startswith("rank 1: parameter 'body.weight'")
+        assert "leave weight decay to the optimizer" in said
+        assert waited < 10
+        assert on
+        assert on_too

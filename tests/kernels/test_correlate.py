@@ -10,7 +10,7 @@ from tests.kernels.backends import BACKENDS
 from torch import Tensor
 
 from thinwire import ops
-from thinwire.ops import reference
+from thinwire.ops import Product, reference
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,33 @@ def test_every_back_end_squares_per_sample_gradients(
     roundings = 2 * delta[0, 0].numel() + case.samples + 1
     unit = roundings * torch.finfo(dtype).eps + (4 * 2.0**-10 if tf32 and device == "cuda" else 0.0)
     assert ((found - (expected + beta * before.double())).abs() <= unit * (most + beta * before.abs())).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("product", ["convolution", "matmul"])
+def test_the_kernel_follows_the_setting_of_its_own_kind_of_product(product: Product) -> None:
+    """TF32 is allowed to the other kind alone: the float32 bound of the test above holds, and TF32 would break it."""
+    case = CASES["one number a kernel"]
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(case.samples, case.channels, *case.places, generator=generator)
+    delta = torch.randn(case.samples, case.outputs, *case.places, generator=generator)
+    more = (case.stride, case.dilation, case.groups)
+    expected = torch.zeros(case.outputs, case.channels, 1, dtype=torch.float64)
+    most = torch.zeros_like(expected)
+    reference.correlation_squares_(expected, 0, image.double(), delta.double(), *more)
+    reference.correlation_squares_(most, 0, image.double().abs(), delta.double().abs(), *more)
+    before = torch.backends.cuda.matmul.fp32_precision
+    exact = (2 * case.places[0] + case.samples + 1) * torch.finfo(torch.float32).eps
+    gaps = {}
+    try:
+        for kind in ("convolution", "matmul"):  # the kind that TF32 is allowed to
+            torch.backends.cuda.matmul.fp32_precision = "tf32" if kind == "matmul" else "ieee"
+            with torch.backends.cudnn.flags(allow_tf32=kind == "convolution"):
+                out = torch.empty(case.outputs, case.channels, 1, device="cuda")
+                with ops.backend("triton"):
+                    ops.correlation_squares_(out, 0, image.cuda(), delta.cuda(), *more, product)
+            gaps[kind] = ((out.cpu().double() - expected).abs() / most).max()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    other = "matmul" if product == "convolution" else "convolution"
+    assert gaps[other] <= exact < gaps[product]

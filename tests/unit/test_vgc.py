@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -204,23 +204,59 @@ def test_ratios_of_elements_are_absent_where_a_format_does_not_count() -> None:
     assert sim.ledger.summary()["ratio_message"] > 1
 
 
+class Decay(NamedTuple):
+    """Where weight decay acts: in the optimizer, or (wrongly) in the gradients before they are exchanged."""
+
+    optimizer: float = 0.0
+    gradient: float = 0.0
+
+
+def train_with(decay: Decay, steps: int = 40) -> tuple[list[Tensor], list[Tensor]]:
+    """Linear regression with two workers, gradients and moments taken at the moving parameters.
+
+    Gives r and v of worker 0 after each step, and what they would be for the samples' gradients alone.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(12, 1).double()
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=decay.optimizer)
+    sim = Simulation(named, VGC(values="full"), 2, optimizer=optimizer)
+    twin = Worker(VGC(values="full"), 12)
+    kept, expected = [], []
+    with watch(model) as moments:
+        for t in range(steps):
+            gradients, squares = [], []
+            for w in range(2):
+                x = torch.randn(16, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2 * t + w))
+                model.zero_grad()
+                (model(x) - x[:, :1] - 0.5).square().mean().backward()
+                gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
+                squares.append(moments.take())
+            twin.send(gradients[0]["weight"].view(-1), squares[0]["weight"].view(-1))
+            for own in gradients:
+                for name, gradient in own.items():
+                    gradient.add_(named[name].detach(), alpha=decay.gradient)
+            sim.step(gradients, squares)
+            state = sim.channels[0].worker
+            kept.append(torch.cat([state.view("weight", slot) for slot in ("total", "squares")]))
+            expected.append(torch.cat([twin.state["total"], twin.state["squares"]]))
+    return kept, expected
+
+
 def test_weight_decay_stays_outside() -> None:
-    """The optimizer's decay moves the parameters and nothing else."""
-    runs = []
-    for decay in (0.0, 0.5):
-        x = nn.Parameter(torch.ones(30))
-        sim = Simulation({"x": x}, VGC(), 2, optimizer=torch.optim.SGD([x], lr=0.1, weight_decay=decay))
-        counts = []
-        for t in range(30):
-            drawn = [torch.randn(30, generator=torch.Generator().manual_seed(2 * t + w)) for w in range(2)]
-            sim.step([{"x": g} for g in drawn], [{"x": g.square()} for g in drawn])
-            counts.append(sim.ledger.last_step()["message_bytes"])
-        runs.append((counts, x.detach().clone(), sim.state_dict()["slots"]))
-    (counts, x, slots), (decayed_counts, decayed_x, decayed_slots) = runs
-    assert counts == decayed_counts
-    assert len(set(counts)) > 1
-    assert not torch.equal(x, decayed_x)
-    assert all(torch.equal(slots[key], decayed_slots[key]) for key in slots)
+    """The optimizer's decay moves the parameters, and through them later gradients; r and v take in gradients alone.
+
+    With decay in the optimizer, both are bit for bit what the samples' gradients at the same points give, and others
+    than in a run without decay. With decay within the gradients they never are.
+    """
+    plain, plain_twin = train_with(Decay())
+    decayed, decayed_twin = train_with(Decay(optimizer=0.5))
+    mixed, mixed_twin = train_with(Decay(gradient=0.5))
+    assert all(map(torch.equal, plain, plain_twin))
+    assert all(map(torch.equal, decayed, decayed_twin))
+    assert 0 < torch.stack(plain)[:, :12].count_nonzero() < 40 * 12  # some wait, some were sent
+    assert not torch.equal(plain[-1], decayed[-1])
+    assert not any(map(torch.equal, mixed, mixed_twin))
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -292,6 +328,31 @@ def test_moments_that_do_not_fit_are_refused(moments: list[dict[str, Tensor]], p
     with pytest.raises(ConfigError, match=problem):
         sim.exchange([{"x": torch.ones(3)}] * 2, moments=moments)
     assert sim.channels[0].step == 0
+
+
+@pytest.mark.parametrize("terms", [2, {"x": 2}, {"x": 2, "other": 9}], ids=str)
+def test_a_simulation_refuses_a_batch_that_alpha_does_not_allow(terms: Any) -> None:
+    """As DDP does, where it is told how many gradients were squared; nothing has moved, and more samples go on."""
+    x = nn.Parameter(torch.ones(3))
+    sim = Simulation({"x": x}, VGC(2.0), 2, optimizer=torch.optim.SGD([x], lr=0.1))
+    given, squares = [{"x": torch.ones(3)}] * 2, [{"x": torch.ones(3) / 8}] * 2
+    for call in (sim.step, sim.exchange):
+        with pytest.raises(ConfigError, match=r"parameter 'x'.*2 on some rank.*alpha = 2.0 .* larger batches"):
+            call(given, moments=squares, terms=terms)
+    assert (sim.channels[0].step, x.tolist()) == (0, [1, 1, 1])
+    sim.step(given, squares, terms=3)
+    sim.step(given, squares, terms=2)  # a parameter is asked for once: a short batch at the end of an epoch is no error
+    assert sim.channels[0].step == 2
+
+
+def test_moments_below_zero_are_refused() -> None:
+    sim = Simulation({"x": torch.zeros(3), "none": torch.zeros(0)}, VGC(), 2)
+    fine, bad = torch.ones(3), torch.tensor([1.0, -0.25, 1.0])
+    none = torch.zeros(0)
+    with pytest.raises(ConfigError, match=r"worker 1's second moment of 'x' has -0.25 in it, .* 0 or more"):
+        sim.exchange([{"x": fine}] * 2, moments=[{"x": fine}, {"x": bad}])
+    assert sim.channels[0].step == 0
+    sim.exchange([{"x": fine, "none": none}] * 2, moments=[{"x": fine, "none": none}] * 2)
 
 
 def test_a_route_asks_for_moments_only_where_a_rule_needs_them() -> None:

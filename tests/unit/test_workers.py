@@ -11,10 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire import VGC
+from thinwire.errors import AttachError, ConfigError
 from thinwire.experiments.backward import Backward, ByName, Computed
+from thinwire.experiments.config import RunConfig
+from thinwire.experiments.simulated import SimulatedRun
 from thinwire.experiments.together import Together, can_join
+from thinwire.experiments.vgc.runs import SMALL, vgc_configs
 from thinwire.experiments.workers import OneByOne, dropout_seed
 from thinwire.moments import watch
+from thinwire.problems import load_task
 from thinwire.problems.task import Batch, Defaults, Task
 from thinwire.problems.vgg import vgg
 
@@ -100,16 +105,25 @@ def test_the_generator_is_left_alone_and_moments_are_computed_only_where_needed(
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@pytest.fixture
+def no_tf32() -> Iterator[None]:
+    """Products of float32 as they are on a CPU."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+@pytest.mark.usefixtures("no_tf32")
 @pytest.mark.parametrize("rule", [VGC(), None], ids=["moments", "no moments"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_together_they_compute_what_they_do_one_by_one(device: str, rule: VGC | None) -> None:
-    """Without dropout, which draws once for all; in float64. The bound is √ε: another batch or set of statistics would
-    be off by a share near 1."""
+def test_together_they_compute_what_they_do_one_by_one(device: str, dtype: torch.dtype, rule: VGC | None) -> None:
+    """Without dropout, which draws once for all. The bound is √ε: another batch or set of statistics would be off by a
+    share near 1. (A GPU has a kernel of its own for float32.)"""
     task = Noise()
-    model = without_dropout(task.model(0)).to(device, torch.float64)
+    model = without_dropout(task.model(0)).to(device, dtype)
     twin = copy.deepcopy(model)
     single = OneByOne(model, Backward(model, task, rule), WORKERS, seed=0)
-    batches = [[(x.to(device, torch.float64), y.to(device)) for x, y in task.batches(step)] for step in range(STEPS)]
+    batches = [[(x.to(device, dtype), y.to(device)) for x, y in task.batches(step)] for step in range(STEPS)]
     joined = Together(twin, task, rule is not None, batches[0], seed=0)
     for step, given in enumerate(batches):
         expected, found = single.compute(step, given), joined.compute(step, given)
@@ -157,6 +171,35 @@ def test_tied_weights_are_not_joined() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     assert not can_join(tied)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig.of("digits", "vgc(64)", engine="sim", workers=2, batch=16),
+        *vgc_configs(SMALL, "adam", methods=["hybrid(0.01, alpha=16)"]),
+    ],
+    ids=["train", "reproduce"],
+)
+def test_a_simulated_run_refuses_batches_that_alpha_does_not_allow(config: RunConfig) -> None:
+    run = SimulatedRun(config, load_task(config.task, None))
+    before = {name: p.detach().clone() for name, p in run.parameters.items()}
+    with pytest.raises(ConfigError, match=r"16 on some rank, so nothing could pass alpha = \d+"):
+        run.step(0)
+    assert_equal(run.parameters, before)
+
+
+@pytest.mark.parametrize("text", ["vgc()", "route({'head.*': identity(), '*': vgc()}, min_numel=100)"])
+def test_a_parameter_without_an_exact_layer_is_refused_with_a_method_that_works(text: str) -> None:
+    config = RunConfig.of("text", text, engine="sim", workers=1, batch=4)
+    task = load_task("text", None)
+    with pytest.raises(AttachError, match=r"position \(_Transformer has no exact formula here\)") as caught:
+        SimulatedRun(config, task)
+    method = str(caught.value).split('--method "')[1].rstrip('"')
+    assert method.startswith("route({'position': plain(identity()), ")
+    run = SimulatedRun(RunConfig.of("text", method, engine="sim", workers=2, batch=4), task)
+    run.step(0)
+    assert run.traffic().sent > 0
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from thinwire.engines.agreement import agreement, load_together_
 from thinwire.engines.needs import check_need, check_one_backward
 from thinwire.engines.second_moments import SecondMoments
 from thinwire.engines.step_sizes import StepSizes
-from thinwire.errors import AttachError, NonFiniteGradient, ThinwireError
+from thinwire.errors import AttachError, MomentError, NonFiniteGradient, ThinwireError
 from thinwire.exchange import Group, Pending
 from thinwire.feedback import Need, Rule, as_rule
 from thinwire.layout import Layout
@@ -137,13 +137,10 @@ class Handle:
 
     def _moment(self, moments: SecondMoments, layout: Layout, scale: float) -> Tensor | None:
         """The bucket's second moments. What is wrong with them is kept until DDP is done, for other ranks wait."""
-        terms: dict[str, int] = {}
-        try:
-            terms = moments.terms(layout)
-            moment = moments.take(layout, scale)
-        except ThinwireError as error:
-            self._errors.append(error)
-            moment = moments.unknown(layout)
+        errors: list[MomentError] = []
+        terms = moments.terms(layout)
+        moment = moments.take(layout, scale, errors)
+        self._errors += errors
         try:
             moments.check_terms(layout, terms, self._group)
         except ThinwireError as error:

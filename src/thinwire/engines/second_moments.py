@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
-from thinwire.errors import AttachError
+from thinwire.errors import AttachError, MomentError
 from thinwire.exchange import Group
 from thinwire.feedback import Need
 from thinwire.layout import Layout
@@ -33,21 +33,20 @@ class SecondMoments:
                     f"{channel.rules[name]} needs the second moment of parameter {name!r}, which is not watched: call "
                     "thinwire.moments.watch on this very model once all its parameters are trained"
                 )
+        moments.leave_errors()
 
-    def take(self, layout: Layout, scale: float) -> Tensor | None:
-        """q of a bucket in unscaled units, zero where no rule needs it; None where none does. Then it is cleared."""
+    def take(self, layout: Layout, scale: float, errors: list[MomentError]) -> Tensor | None:
+        """q of a bucket in unscaled units, zero where no rule needs it; None where none does. Then it is cleared.
+
+        Where it could not be computed it is NaN, which every rank will refuse, and the error is added to `errors`.
+        """
         if not self._needed_of(layout):
             return None
-        return torch.cat([self._pop(piece.name, scale) for piece in layout.pieces])
-
-    def unknown(self, layout: Layout) -> Tensor:
-        """What takes the place of q where it could not be computed: NaN, which every rank will refuse."""
-        first = self._channel.parameters[layout.pieces[0].name]
-        return torch.full((layout.numel,), float("nan"), dtype=first.state_dtype, device=first.device)
+        return torch.cat([self._pop(piece.name, scale, errors) for piece in layout.pieces])
 
     def terms(self, layout: Layout) -> dict[str, int]:
         """How many gradients were squared for each parameter that needs it and was never exchanged before."""
-        return {name: self._moments.terms(name) or UNKNOWN for name in self._fresh(layout)}
+        return {name: self._terms(name) for name in self._fresh(layout)}
 
     def check_terms(self, layout: Layout, terms: Mapping[str, int], group: Group) -> None:
         """Refuse, on all ranks alike, a batch that is too small on any of them; asked once for each parameter."""
@@ -68,8 +67,19 @@ class SecondMoments:
     def _fresh(self, layout: Layout) -> list[str]:
         return [name for name in self._needed_of(layout) if name not in self._channel.started]
 
-    def _pop(self, name: str, scale: float) -> Tensor:
+    def _terms(self, name: str) -> int:
+        try:
+            return self._moments.terms(name) or UNKNOWN
+        except MomentError:  # `take` meets it again
+            return UNKNOWN
+
+    def _pop(self, name: str, scale: float, errors: list[MomentError]) -> Tensor:
+        filler = 0.0
         if name in self._needed:
-            return self._moments.pop(name, scale).reshape(-1)
+            try:
+                return self._moments.pop(name, scale).reshape(-1)
+            except MomentError as error:
+                errors.append(MomentError(f"rank {self._channel.rank}: {error}"))
+                filler = float("nan")
         info = self._channel.parameters[name]
-        return torch.zeros(info.numel, dtype=info.state_dtype, device=info.device)
+        return torch.full((info.numel,), filler, dtype=info.state_dtype, device=info.device)

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.experiments.backward import needs_moments
+from thinwire.experiments.backward import check_served, needs_moments
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.experiments.peers import PEERS
@@ -53,7 +53,10 @@ class DistributedRun(Run):
             self.ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif self.config.method not in PEERS:
             rule = thinwire.parse(self.config.method)
-            moments = watch(self.ddp, rule=rule) if needs_moments(rule, self.model) else None
+            moments = None
+            if needs_moments(rule, self.model):
+                check_served(rule, self.model)
+                moments = watch(self.ddp, rule=rule)
             self._handle = thinwire.attach(self.ddp, rule, self.optimizer, moments=moments, seed=self.config.seed)
 
     def step(self, step: int) -> None:

@@ -69,7 +69,8 @@ class SimulatedRun(Run):
         if self._simulation is None:
             self._allreduce(gradients, PEER_DTYPE[config.method])
         elif moments := [one.moment for one in computed if one.moment is not None]:
-            self._simulation.step(gradients, moments)
+            least = {name: min(one.terms[name] for one in computed) for name in computed[0].terms}
+            self._simulation.step(gradients, moments, terms=least)
         else:
             self._simulation.step(gradients)
         if config.device == "cuda":

@@ -70,7 +70,8 @@ class Together(Workers):
         else:
             self._graph.replay()
         moments = self._moments.named if self._moments else [None] * len(batches)
-        return [Computed(self._loss, *both) for both in zip(self._gradients.named, moments, strict=True)]
+        terms = dict.fromkeys(self._parameters, len(batches[0][0])) if self._moments else {}
+        return [Computed(self._loss, *both, terms) for both in zip(self._gradients.named, moments, strict=True)]
 
     def _pass(self) -> None:
         """δ of a worker's images is that of its own mean loss, and there are as many means as workers."""

@@ -14,12 +14,17 @@ from torch.nn.modules.conv import _ConvNd
 
 from thinwire.moments.layer import Layer, Setting, per_channel
 from thinwire.moments.rows import Outer, Rows, by_pairs, parts, wide
-from thinwire.ops import correlation_squares_
+from thinwire.ops import correlation_squares_, product_epsilon
 
 WIDE = {"cpu": 256}
 """From so many output positions on, a convolution with a group for each sample beats unfolding (which copies the input
 once for each number of the kernel): 64 → 64 channels on 32 × 32, batch 64, two EPYC cores: 123 ms against 315 ms. Not
 on a GPU: all moments of a VGG-like net, batch 64, H200: 3.3 ms against 3.0."""
+
+
+TRANSFORMED = 32
+"""cuDNN may compute a weight gradient by Winograd's or Fourier's transform, whose intermediate numbers exceed the
+terms: a margin for them, in ε, where gradients are compared."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,21 @@ class Correlation(Rows):
         self.image, self.delta = wide(image, delta)
         self.kernel, self.shape, self.samples = kernel, shape, len(delta)
         self.positions = math.prod(delta.shape[2:])
+        self.addends = self.samples * self.positions
         self._grouped = self.positions >= WIDE.get(delta.device.type, math.inf)
+
+    @property
+    def epsilon(self) -> float:
+        own = product_epsilon("convolution", self.delta.dtype, self.delta.device.type)
+        return max(own, TRANSFORMED * torch.finfo(self.delta.dtype).eps) if self.delta.is_cuda else own
+
+    def magnitude(self) -> Tensor:
+        return Correlation(self.image.abs(), self.delta.abs(), self.kernel, self.shape).total()
 
     def _outer(self, part: slice) -> Outer:
         delta, columns = self.delta[part], self.kernel.unfold(self.image[part])
         left = delta.reshape(len(delta), self.kernel.groups, -1, self.positions).transpose(2, 3)
-        return Outer(left, columns.transpose(2, 3), self.shape)
+        return Outer(left, columns.transpose(2, 3), self.shape, "convolution")
 
     def rows(self, part: slice) -> Tensor:
         if self._grouped:

@@ -22,6 +22,10 @@ class Lookup(Rows):
         (self.delta,) = wide(delta)
         self.ids, self.vocabulary = ids, vocabulary
         self.samples, self.shape = len(ids), (vocabulary, delta.shape[-1])
+        self.addends = ids.numel()
+
+    def magnitude(self) -> Tensor:
+        return Lookup(self.ids, self.delta.abs(), self.vocabulary).total()
 
     def squares_(self, out: Tensor, beta: int) -> None:
         keys = self._keys(self.ids)

@@ -4,6 +4,10 @@ forward hook of a module       keeps the input
 hook on the module's output    gets δ = ∂L/∂output when the backward pass comes to it
 hook on the parameter          runs when all uses have given their gradient, before it is accumulated, and so before
                                DDP can hand the parameter's bucket to a comm hook: here the squares are added up
+
+What goes wrong inside a backward pass is kept with the slot, and raised by whoever reads it: an error in the middle of
+a pass on one rank would leave the others waiting for its buckets. At the end of the pass it is raised all the same,
+unless an engine has taken that upon itself (`quiet`).
 """
 
 from __future__ import annotations
@@ -30,12 +34,16 @@ Served = list[tuple[str, ExactSlot]]
 class Hooks:
     """All hooks on one model, and which backward pass is running."""
 
-    def __init__(self, model: nn.Module, plan: Plan, slots: Mapping[str, Slot]) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, slots: Mapping[str, Slot], batch: int | None) -> None:
         self._model, self._slots = model, slots
+        self._batch = batch
         self._served = _served(plan, slots)
         self._size: int | None = None
         self._backward_seen = False
         self._outer: int | None = None
+        self.quiet = False
+        """An engine reads every slot and speaks of its error to all ranks."""
+        self._failure: MomentError | None = None
         self.check_every_call = False
         """Compare the leading dimension of every call with the batch, not only of those that get gradients."""
         self._handles = self._install({id(p.module): p.layer for entry in plan for p in entry.places if p.layer})
@@ -45,9 +53,14 @@ class Hooks:
             handle.remove()
         self._handles.clear()
 
-    def forget_batch(self) -> None:
-        """The next call tells the size of the batch."""
-        self._size = None
+    @contextmanager
+    def any_batch(self) -> Iterator[None]:
+        """Calls tell the size of the batch themselves: they are given parts of it, or a multiple."""
+        stated, self._batch, self._size = self._batch, None, None
+        try:
+            yield
+        finally:
+            self._batch = stated
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
         """Copies of the model carry its hooks: they lead here, where the copies' modules are not known."""
@@ -71,7 +84,7 @@ class Hooks:
     def _before_model(self, model: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
         if model is self._model and not _in_backward():
             self._next_pass()
-            self._size = _leading((arguments, named))
+            self._size = _leading((arguments, named)) if self._batch is None else self._batch
 
     def _after_layer(
         self, layer: Layer, module: nn.Module, arguments: Any, named: dict[str, Any], output: Tensor
@@ -105,16 +118,31 @@ class Hooks:
         self._backward_seen = True
         if slot.parameter.grad is None:  # nothing that this gradient will be added to: a new sum begins
             slot.forget()
-        with _plain_arithmetic(gradient.device.type):
-            slot.gradient(gradient, self._turn(), self._size)
+        try:
+            with _plain_arithmetic(gradient.device.type):
+                slot.gradient(gradient, self._turn(), self._size)
+        except MomentError as error:
+            self._keep(slot, error)
+
+    def _keep(self, slot: Slot, error: MomentError) -> None:
+        """Leave an error with its slot until the pass is over."""
+        slot.error = slot.error or error
+        if self._failure is None and not self.quiet:
+            self._failure = error
+            _at_end_of_backward(lambda: _at_end_of_backward(self._raise))  # after all that DDP does at the end
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _next_pass(self) -> None:
         """A forward pass after a backward pass: what is still pending belongs to the old one."""
-        self._outer = None
+        self._outer = self._failure = None
         if self._backward_seen:
             self._backward_seen = False
             for slot in self._slots.values():
-                slot.settle()
+                slot.settle_late()
                 slot.expected = 0
 
     def _recomputing(self) -> bool:
@@ -126,8 +154,7 @@ class Hooks:
             return False
         if self._outer is None:
             self._outer = torch._C._current_graph_task_id()
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._end_outer)
+            _at_end_of_backward(self._end_outer)
         return True
 
     def _end_outer(self) -> None:
@@ -181,6 +208,12 @@ def _plain_arithmetic(device: str) -> Iterator[None]:
         return
     with torch.no_grad(), torch.autocast(device, enabled=False):
         yield
+
+
+def _at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward pass is done, after all callbacks that were queued before."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
 
 
 def _in_backward() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,14 +47,21 @@ class Layer(ABC):
         """The per-sample gradients of parameter `name` from one call; `input` is None where it is not needed."""
 
 
-def per_channel(delta: Tensor) -> Formed:
-    """c_z = Σ over positions of δ_z, for δ of shape (B, C, …): the bias of a convolution or a norm over channels."""
+def per_channel(delta: Tensor, sizes: Callable[[], Tensor] | None = None) -> Formed:
+    """c_z = Σ over positions of δ_z, for δ of shape (B, C, …): the bias of a convolution or a norm over channels.
+
+    `sizes` gives what rounding in δ is relative to, in the shape of δ, where that is more than |δ|.
+    """
     (delta,) = wide(delta)
-    return Formed(delta if delta.dim() == 2 else delta.sum(tuple(range(2, delta.dim()))))
+    each = sizes or delta.abs
+    formed = delta if delta.dim() == 2 else delta.sum(tuple(range(2, delta.dim())))
+    return Formed(formed, lambda: each().movedim(1, -1).flatten(0, -2), delta.numel() // delta.shape[1])
 
 
-def per_feature(delta: Tensor, features: tuple[int, ...]) -> Rows:
+def per_feature(delta: Tensor, features: tuple[int, ...], sizes: Callable[[], Tensor] | None = None) -> Rows:
     """c_z = Σ over positions of δ_z, for δ of shape (B, …, *features)."""
     (delta,) = wide(delta)
+    each = sizes or delta.abs
     plain = delta.dim() == 1 + len(features)
-    return Formed(delta if plain else delta.reshape(len(delta), -1, *features).sum(1))
+    formed = delta if plain else delta.reshape(len(delta), -1, *features).sum(1)
+    return Formed(formed, lambda: each().reshape(-1, *features), delta.numel() // math.prod(features))

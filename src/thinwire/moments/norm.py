@@ -7,6 +7,7 @@ the place of ∇f_z / |B|.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -35,11 +36,11 @@ class FeatureNormLayer(Layer):
             return per_feature(delta, features)
         assert input is not None
         input, delta = wide(input, delta)
-        if isinstance(norm, nn.LayerNorm):
-            normal = F.layer_norm(input, features, eps=norm.eps)
-        else:
-            normal = F.rms_norm(input, features, eps=norm.eps)
-        return per_feature(normal * delta, features)
+        if isinstance(norm, nn.RMSNorm):
+            return per_feature(F.rms_norm(input, features, eps=norm.eps) * delta, features)
+        normal = F.layer_norm(input, features, eps=norm.eps)
+        last = tuple(range(-len(features), 0))
+        return per_feature(normal * delta, features, lambda: _sizes(input, normal, _rate(input, last, norm.eps), delta))
 
 
 class ChannelNormLayer(Layer):
@@ -53,7 +54,9 @@ class ChannelNormLayer(Layer):
             return per_channel(delta)
         assert input is not None
         input, delta = wide(input, delta)
-        return per_channel(_normal(module, setting, input) * delta)
+        normal = _normal(module, setting, input)
+        sizes = partial(_channel_sizes, module, setting, input, normal, delta)
+        return per_channel(normal * delta, sizes)
 
 
 class BatchNormLayer(ChannelNormLayer):
@@ -84,3 +87,27 @@ def _normal(module: nn.Module, setting: Setting, input: Tensor) -> Tensor:
         return F.instance_norm(input, eps=module.eps)
     assert isinstance(module, _BatchNorm)
     return F.batch_norm(input, None, None, training=True, eps=module.eps)
+
+
+def _sizes(input: Tensor, normal: Tensor, rate: Tensor, delta: Tensor) -> Tensor:
+    """What rounding in x̂ δ is relative to: x̂ = (x − mean) · rate errs by ε (|x| + |mean|) rate, which is at most
+    ε (2 |x| rate + |x̂|), and more than ε |x̂| where the mean is far from zero."""
+    return (2 * input.abs() * rate + normal.abs()) * delta.abs()
+
+
+def _rate(input: Tensor, dimensions: tuple[int, ...], epsilon: float) -> Tensor:
+    """1 / the standard deviation over some dimensions."""
+    return torch.rsqrt(input.var(dimensions, correction=0, keepdim=True) + epsilon)
+
+
+def _channel_sizes(module: nn.Module, setting: Setting, input: Tensor, normal: Tensor, delta: Tensor) -> Tensor:
+    norm: Any = module
+    if isinstance(module, nn.GroupNorm):
+        groups = input.reshape(len(input), module.num_groups, -1)
+        rate = _rate(groups, (2,), module.eps).expand_as(groups).reshape(input.shape)
+    elif norm.running_mean is not None and not setting.training:
+        rate = torch.rsqrt(norm.running_var + norm.eps).reshape(1, -1, *[1] * (input.dim() - 2))
+    else:
+        positions = tuple(range(2, input.dim()))
+        rate = _rate(input, positions if isinstance(module, _InstanceNorm) else (0, *positions), norm.eps)
+    return _sizes(input, normal, rate, delta)

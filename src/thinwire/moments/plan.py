@@ -117,10 +117,21 @@ def _line(entry: Entry) -> tuple[str, ...]:
 def plan(model: nn.Module, sources: Sequence[Source] = (Exact(),), needed: Collection[str] | None = None) -> Plan:
     """The plan for every parameter that is trained (and needed): the first of the sources that can serve it."""
     _check_sources(sources)
+    check_initialised(model)
     places = _places(model)
     trained = ((plain(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     chosen = [(name, parameter) for name, parameter in trained if needed is None or name in needed]
     return Plan(tuple(_entry(name, tuple(p.shape), places[id(p)], sources) for name, p in chosen))
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Refuse lazy modules that no batch has passed through yet: their parameters have no shape."""
+    lazy = [plain(name) for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise AttachError(
+            f"{len(lazy)} parameters have no shape yet: {', '.join(lazy)}. Call the model once with a batch, so that "
+            "its lazy modules are initialised, before it is watched (and before the optimizer and DDP are built)"
+        )
 
 
 def plain(name: str) -> str:

@@ -8,14 +8,14 @@ reach it without holding all c_z at once. Several uses of one parameter are adde
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import MomentError
-from thinwire.ops import correlation_squares_
+from thinwire.ops import Product, correlation_squares_, product_epsilon
 
 SCRATCH = {"cpu": 2**22}
 """How many numbers a temporary may hold. On a CPU 16 MiB: larger ones leave the cache and come as fresh pages from the
@@ -50,6 +50,17 @@ class Rows(ABC):
 
     samples: int
     shape: tuple[int, ...]
+    addends: int
+    """How many terms a number of the gradient is the sum of, over samples and positions."""
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the factors where terms are products that torch may form with fewer bits than they have; else 0."""
+        return 0.0
+
+    @abstractmethod
+    def magnitude(self) -> Tensor:
+        """The sum of the terms' absolute values, which rounding in `total` is relative to; at least |Σ_z c_z|."""
 
     @abstractmethod
     def rows(self, part: slice) -> Tensor:
@@ -110,11 +121,19 @@ def add_up(terms: Iterator[Tensor]) -> Tensor:
 
 
 class Formed(Rows):
-    """Rows that are small enough to hold: biases and the affine parameters of norms."""
+    """Rows that are small enough to hold: biases and the affine parameters of norms.
 
-    def __init__(self, formed: Tensor) -> None:
+    `sizes` gives the absolute values of the terms that they were added up from, (`addends`, *shape), when asked.
+    """
+
+    def __init__(self, formed: Tensor, sizes: Callable[[], Tensor] | None = None, addends: int | None = None) -> None:
         self.formed = formed
         self.samples, self.shape = len(formed), tuple(formed.shape[1:])
+        self.sizes: Callable[[], Tensor] = sizes or formed.abs
+        self.addends = self.samples if addends is None else addends
+
+    def magnitude(self) -> Tensor:
+        return self.sizes().sum(0)
 
     def rows(self, part: slice) -> Tensor:
         return self.formed[part].clone()
@@ -130,7 +149,9 @@ class Formed(Rows):
         out.add_(squares.sum(0)) if beta else torch.sum(squares, 0, out=out)
 
     def joined(self, uses: Sequence[Rows]) -> Rows:
-        return Formed(add_up(use.rows(slice(None)) for use in uses))
+        alike = [use for use in uses if isinstance(use, Formed)]
+        formed = add_up(use.rows(slice(None)) for use in alike)
+        return Formed(formed, lambda: torch.cat([use.sizes() for use in alike]), sum(use.addends for use in alike))
 
 
 class Outer(Rows):
@@ -145,9 +166,17 @@ class Outer(Rows):
                    With one position this is (δ∘δ)ᵀ(x∘x)
     """
 
-    def __init__(self, left: Tensor, right: Tensor, shape: tuple[int, ...]) -> None:
+    def __init__(self, left: Tensor, right: Tensor, shape: tuple[int, ...], product: Product = "matmul") -> None:
         self.left, self.right = wide(left, right)
-        self.samples, self.shape = len(left), shape
+        self.samples, self.shape, self.product = len(left), shape, product
+        self.addends = self.samples * self.positions
+
+    @property
+    def epsilon(self) -> float:
+        return product_epsilon(self.product, self.left.dtype, self.left.device.type)
+
+    def magnitude(self) -> Tensor:
+        return Outer(self.left.abs(), self.right.abs(), self.shape).total()
 
     @property
     def positions(self) -> int:
@@ -162,7 +191,7 @@ class Outer(Rows):
         return formed.reshape(-1, *self.shape)
 
     def part(self, part: slice) -> Outer:
-        return Outer(self.left[part], self.right[part], self.shape)
+        return Outer(self.left[part], self.right[part], self.shape, self.product)
 
     def _chunks(self) -> Iterator[slice]:
         return parts(self.samples, self._numbers, self.left.device)
@@ -181,7 +210,8 @@ class Outer(Rows):
     def _by_kernel_(self, out: Tensor, beta: int) -> None:
         """As a convolution over the positions, with a kernel of one number."""
         left, right = (t.transpose(2, 3).flatten(1, 2) for t in (self.left, self.right))
-        correlation_squares_(out.view(left.shape[1], -1, 1), beta, right, left, (1,), (1,), self.left.shape[1])
+        groups = self.left.shape[1]
+        correlation_squares_(out.view(left.shape[1], -1, 1), beta, right, left, (1,), (1,), groups, self.product)
 
     def _by_pairs_(self, out: Tensor, beta: int) -> None:
         pairs = self.positions * (self.positions + 1) // 2
@@ -204,7 +234,7 @@ class Outer(Rows):
         """More positions of the same samples."""
         alike = [use for use in uses if isinstance(use, Outer)]
         left, right = torch.cat([use.left for use in alike], dim=2), torch.cat([use.right for use in alike], dim=2)
-        return Outer(left, right, self.shape)
+        return Outer(left, right, self.shape, self.product)
 
     def total(self) -> Tensor:
         left, right = (t.transpose(0, 1).flatten(1, 2) for t in (self.left, self.right))
@@ -226,6 +256,14 @@ class Several(Rows):
     def __init__(self, uses: Sequence[Rows]) -> None:
         self.uses = uses
         self.samples, self.shape = uses[0].samples, uses[0].shape
+        self.addends = sum(use.addends for use in uses)
+
+    @property
+    def epsilon(self) -> float:
+        return max(use.epsilon for use in self.uses)
+
+    def magnitude(self) -> Tensor:
+        return add_up(use.magnitude() for use in self.uses)
 
     def rows(self, part: slice) -> Tensor:
         return add_up(use.rows(part) for use in self.uses)

@@ -34,6 +34,11 @@ class Arrival:
         self._call, self._delta = call, delta.detach()
         self._input: Tensor | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the module computed in: under autocast not its parameters'."""
+        return self._delta.dtype
+
     def rows(self, local: str) -> Rows:
         call = self._call
         if self._input is None and call.layer.needs_input(local):
@@ -49,6 +54,8 @@ class Slot(ABC):
         self._squares: Tensor | None = None
         self.expected = 0
         """Calls of its modules in the forward pass: uses that may come."""
+        self.error: MomentError | None = None
+        """What went wrong inside a backward pass; raised by whoever asks for the moment."""
         self.clear()
 
     def clear(self) -> None:
@@ -58,7 +65,7 @@ class Slot(ABC):
 
     def forget(self) -> None:
         """Drop what was added up, but not what is pending."""
-        self._empty = True
+        self._empty, self.error = True, None
         self.terms = 0
         """How many gradients were squared: samples, or micro-batches."""
 
@@ -70,9 +77,23 @@ class Slot(ABC):
     def settle(self) -> None:
         """Add up what is pending."""
 
+    def settle_late(self) -> None:
+        """Add up what an old pass left pending; what goes wrong is kept for whoever reads."""
+        try:
+            self.settle()
+        except MomentError as error:
+            self.error = self.error or error
+
+    def ready(self) -> None:
+        """Add up what is pending; raise what went wrong before or now, again and again until it is cleared."""
+        if self.error is None:
+            self.settle()
+        if self.error is not None:
+            raise self.error
+
     def read(self) -> Tensor:
         """Σ c², zero where no gradient came; overwritten by the next gradient after `clear`."""
-        self.settle()
+        self.ready()
         squares, beta = self._place()
         return squares if beta else squares.zero_()
 
@@ -106,7 +127,7 @@ class ExactSlot(Slot):
 
     def arrive(self, arrival: Arrival, local: str, turn: int) -> None:
         if self.turn != turn:
-            self.settle()
+            self.settle_late()
         self.turn = turn
         self._pending.append((arrival, local))
 
@@ -129,23 +150,29 @@ class ExactSlot(Slot):
         pending, self._pending = self._pending, []
         rows = together([arrival.rows(local) for arrival, local in pending], self.name)
         if self._whole is not None:
-            self._check(rows)
+            self._check(rows, {arrival.dtype for arrival, _ in pending})
         rows.squares_(*self._place())
         self.terms += rows.samples
 
-    def _check(self, rows: Rows) -> None:
+    def _check(self, rows: Rows, computed: set[torch.dtype]) -> None:
         """Σ_z c_z must be the gradient: else some use of the parameter was not seen.
 
-        The bound: ε^(1/3) (‖g‖ + √(|B| Σ c²)), where √(|B| Σ c²) ≥ Σ_z ‖c_z‖ and ε is that of the types in play. The
-        root leaves room for products in TF32, whose ε is 2⁻¹⁰.
+        Both are sums of the same n terms in another order, and each errs in a number by at most n (ε / 2) M, to first
+        order, M being the sum of the terms' absolute values: for equal terms that are added one by one, as some of
+        torch's kernels do, the error comes near it. ε is that of the type that is added in, the gradient's for
+        products, which have float32 sums under autocast too, else the coarsest. ε' is that of the types the modules
+        `computed` in and of factors that are rounded first (TF32): two of each product and its result, in both sums,
+        and as much again where a normalised input is formed anew. Of a result below the smallest number ω of a type
+        nothing may be left. The bound: (n ε + 8 ε') ‖M‖ + 8 ω √d for d numbers.
         """
         whole, self._whole = self._whole, None
         assert whole is not None
-        epsilon = max(torch.finfo(whole.dtype).eps, torch.finfo(self.parameter.dtype).eps) ** (1 / 3)
-        squares = self._new()
-        rows.squares_(squares, 0)
+        kinds = [torch.finfo(dtype) for dtype in computed | {whole.dtype, self.parameter.dtype}]
+        coarsest, lost = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)
+        added = max(torch.finfo(whole.dtype).eps, torch.finfo(self.parameter.dtype).eps) if rows.epsilon else coarsest
         gap = (rows.total() - whole).norm()
-        bound = epsilon * (whole.norm() + (rows.samples * squares.sum()).sqrt())
+        size = rows.magnitude().norm()
+        bound = (rows.addends * added + 8 * max(coarsest, rows.epsilon)) * size + 8 * lost * whole.numel() ** 0.5
         if not torch.isfinite(gap + bound):
             return  # an overflow under a loss scaler: check the next pass
         if gap > bound:

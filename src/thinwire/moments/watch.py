@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError, MomentError
 from thinwire.feedback import Need, Rule, as_rule, rule_of
 from thinwire.moments.hooks import Hooks
 from thinwire.moments.microbatch import backward_in_parts
-from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, plain, plan
+from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, check_initialised, plain, plan
 from thinwire.moments.slots import ExactSlot, MicroBatchSlot, Slot
 
 Reduction = Literal["mean", "sum"]
@@ -27,17 +27,19 @@ class Moments:
 
     Several passes before a step (accumulation, `no_sync`) add up as the gradients do in `.grad`: their samples together
     are the batch, and each loss must be weighted as for the gradient, with its share of the samples (loss / k for k
-    equal passes). Where `.grad` is None (`zero_grad()`), older passes are forgotten: those of a step that was given up.
+    equal passes). Where `.grad` is None (after `zero_grad()`, but not with `set_to_none=False`: call `clear`), older
+    passes are forgotten: those of a step that was given up.
     If the model is called several times before *one* backward pass, equal places in the batches are one sample.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, reduction: Reduction, checks: int) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, reduction: Reduction, checks: int, batch: int | None) -> None:
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         self._model = _module(model)
-        self._plan, self._reduction = plan, reduction
+        self._plan, self._reduction, self._batch = plan, reduction, batch
+        self._probes = checks > 0
         parameters = {plain(name): parameter for name, parameter in self._model.named_parameters()}
         self._slots = {entry.name: _slot(entry, parameters[entry.name], checks) for entry in plan}
-        self._hooks = Hooks(self._model, plan, self._slots)
+        self._hooks = Hooks(self._model, plan, self._slots, batch)
 
     def plan(self) -> Plan:
         """For each parameter: where its moment comes from, at what cost, and why."""
@@ -76,8 +78,12 @@ class Moments:
     def terms(self, name: str) -> int:
         """How many gradients were squared for q: the n of the paper's criterion, where r² / v ≤ n."""
         slot = self._slot(name)
-        slot.settle()
+        slot.ready()
         return slot.terms
+
+    def leave_errors(self) -> None:
+        """Raise errors only where moments are read: an engine reads them all, and tells every rank."""
+        self._hooks.quiet = True
 
     def clear(self) -> None:
         """Forget everything, also what is pending from a backward pass that broke off."""
@@ -89,20 +95,40 @@ class Moments:
 
         `loss_of(*part)` computes the loss of a part with the stated reduction, by the model that is watched. `.grad`
         becomes the gradient of the whole batch, and a watched DDP model exchanges gradients with the last part only.
+        The first call tries out the reduction first, as `check` does, unless `watch` was told `checks=0`: with another
+        one the parts would be weighted wrongly, gradient and all.
         """
         parts = next((e.source.parts for e in self._plan if isinstance(e.source, MicroBatches)), None)
         if parts is None:
             raise MomentError("no parameter is served by micro-batches: call loss.backward() as usual")
+        self._check_batch(batch)
+        self._probe_once(loss_of, batch)
         quiet = self._ddp.no_sync if self._ddp is not None else nullcontext
-        return backward_in_parts(loss_of, batch, parts, mean=self._reduction == "mean", quiet=quiet)
+        with self._hooks.any_batch():
+            return backward_in_parts(loss_of, batch, parts, mean=self._reduction == "mean", quiet=quiet)
 
     def check(self, loss_of: Callable[..., Tensor], *batch: Tensor) -> None:
         """Try out whether the loss has the stated reduction and every module sees the batch; else a `MomentError`.
 
         A batch that is given twice leaves a mean as it is and doubles a sum. The probe runs in evaluation mode, without
-        gradients, and leaves the random numbers as they were.
+        gradients, and leaves the random numbers as they were. With exact sources nobody else tries it out: call it once
+        before training, on every rank.
         """
-        loss, doubled = self._probe(loss_of, batch), self._probe(loss_of, [torch.cat([t, t]) for t in batch])
+        self._compare(*self._probe_both(loss_of, batch))
+
+    def _probe_once(self, loss_of: Callable[..., Tensor], batch: Sequence[Tensor]) -> None:
+        """On all ranks alike, for a DDP model may broadcast its buffers; a loss that is not finite says nothing."""
+        if self._probes:
+            self._probes = False
+            loss, doubled = self._probe_both(loss_of, batch)
+            if torch.isfinite(loss + doubled):
+                self._compare(loss, doubled)
+
+    def _probe_both(self, loss_of: Callable[..., Tensor], batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of the batch, and of the batch twice."""
+        return self._probe(loss_of, batch), self._probe(loss_of, [torch.cat([t, t]) for t in batch])
+
+    def _compare(self, loss: Tensor, doubled: Tensor) -> None:
         expected = loss if self._reduction == "mean" else 2 * loss
         bound = torch.finfo(loss.dtype).eps ** 0.5 * (abs(expected) + abs(doubled))
         if not abs(doubled - expected) <= bound:
@@ -122,6 +148,13 @@ class Moments:
     def __exit__(self, *exception: object) -> None:
         self.remove()
 
+    def _check_batch(self, batch: Sequence[Tensor]) -> None:
+        if self._batch is not None and batch and len(batch[0]) != self._batch:
+            raise MomentError(
+                f"backward was given {len(batch[0])} samples (a tensor of shape {tuple(batch[0].shape)}), but watch "
+                f"was told batch={self._batch}: samples lie in dimension 0. Move them there, or state another batch"
+            )
+
     def _slot(self, name: str) -> Slot:
         if name not in self._slots:
             raise ConfigError(f"no parameter {name!r} is watched; watched are {', '.join(self._slots)}")
@@ -136,9 +169,9 @@ class Moments:
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         self._hooks.check_every_call = True
-        self._hooks.forget_batch()
+        devices = {p.device for p in self._model.parameters() if p.is_cuda}
         try:
-            with torch.no_grad(), torch.random.fork_rng():
+            with self._hooks.any_batch(), torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
                 return loss_of(*batch).detach()
         finally:
             self._hooks.check_every_call = False
@@ -153,14 +186,22 @@ def watch(
     reduction: Reduction = "mean",
     sources: Sequence[Source] = (Exact(),),
     checks: int = 1,
+    batch: int | None = None,
 ) -> Moments:
     """Have the second moments of a model's per-sample gradients computed in every backward pass.
 
-    `rule` leaves out the parameters whose rule does not need them (all, for most rules).
-    `reduction` is how the loss goes over the samples of the batch. `sources` are tried in order for each parameter; one
-    that none can serve is an `AttachError`. In its first `checks` passes the per-sample gradients of each exact
-    parameter are added up and compared with its gradient: a use that was not seen (a function called with the
-    parameter) is a `MomentError` then.
+    Dimension 0 of every module's input is the batch: use `batch_first` modules. Time-major input (T, B, features)
+    cannot be told from T samples, unless `batch` states how many samples each call of the model that is trained (or
+    `Moments.backward`) is given: another number is then a `MomentError`.
+
+    `rule` leaves out the parameters whose rule does not need them (all, for most rules). `sources` are tried in order
+    for each parameter; one that none can serve is an `AttachError`.
+    `reduction` is how the loss goes over the samples of the batch. Micro-batches are weighted by it, and
+    `Moments.check` tries it out; exact moments do not depend on it, for they have the units of `.grad` squared.
+
+    In its first `checks` passes the per-sample gradients of each exact parameter are added up and compared with its
+    gradient: a use that was not seen (a function called with the parameter, a penalty on it) is a `MomentError` at the
+    end of that pass, as far as it is larger than what rounding can explain.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> moments = watch(model)
@@ -172,9 +213,12 @@ def watch(
         raise ConfigError(f'reduction must be "mean" or "sum", got {reduction!r}')
     if isinstance(checks, bool) or not isinstance(checks, int) or checks < 0:
         raise ConfigError(f"checks must be a whole number, 0 or more, got {checks!r}")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ConfigError(f"batch must be a whole number of samples, 1 or more, got {batch!r}")
+    check_initialised(_module(model))
     planned = plan(_module(model), sources, None if rule is None else _needed(_module(model), rule))
     planned.check()
-    return Moments(model, planned, reduction, checks)
+    return Moments(model, planned, reduction, checks, batch)
 
 
 def _needed(model: nn.Module, rule: Rule) -> set[str]:

@@ -22,6 +22,9 @@ from thinwire.ops.keys import Key as Key
 from thinwire.ops.keys import joint_index as joint_index
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
+from thinwire.ops.precision import Product as Product
+from thinwire.ops.precision import product_epsilon as product_epsilon
+from thinwire.ops.precision import product_precision as product_precision
 from thinwire.ops.reference import large_indices as large_indices
 from thinwire.ops.reference import natural_exponents as natural_exponents
 from thinwire.ops.reference import qsgd_levels as qsgd_levels
@@ -170,10 +173,21 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 
 
 def correlation_squares_(
-    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+    out: Tensor,
+    beta: int,
+    image: Tensor,
+    delta: Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    product: Product = "convolution",
 ) -> None:
-    """out <- beta out + the sum of squared per-sample weight gradients of a convolution over a padded image."""
-    implementation(reference.correlation_squares_, out.device.type)(out, beta, image, delta, stride, dilation, groups)
+    """out <- beta out + the sum of squared per-sample weight gradients of a convolution over a padded image.
+
+    `product`: whose gradients they are, and so which of torch's settings the precision of float32 products follows.
+    """
+    run = implementation(reference.correlation_squares_, out.device.type)
+    run(out, beta, image, delta, stride, dilation, groups, product)
 
 
 def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:

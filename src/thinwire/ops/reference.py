@@ -12,6 +12,7 @@ from thinwire.layout import Layout
 from thinwire.ops.blocks import level_factors, piece_of, spread
 from thinwire.ops.exponents import NO_VALUE, exponents, power
 from thinwire.ops.keys import random_bits, uniform
+from thinwire.ops.precision import Product
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes."""
@@ -177,12 +178,20 @@ def _unambiguous(
 
 
 def correlation_squares_(
-    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+    out: Tensor,
+    beta: int,
+    image: Tensor,
+    delta: Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    product: Product = "convolution",
 ) -> None:
     """out <- beta out + sum over z of c_z^2, where c_z is the weight gradient of sample z of a convolution.
 
     c_z[o, c, k] = sum over l of delta_z[o, l] image_z[c, stride l + dilation k], within groups: `image` is padded, and
-    as large as needed. beta is 0 (whatever `out` holds) or 1.
+    as large as needed. beta is 0 (whatever `out` holds) or 1. The rows are torch's own convolutions here, and so follow
+    its setting for these whatever `product` says.
     """
     zeros = [0] * len(stride)
     for z in range(len(image)):

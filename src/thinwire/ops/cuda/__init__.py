@@ -33,6 +33,7 @@ from thinwire.ops.cuda.select import DIFFERENCE, MEMORY, PLAIN, select
 from thinwire.ops.cuda.wire import checksum as checksum
 from thinwire.ops.cuda.wire import pack_positions as pack_positions
 from thinwire.ops.cuda.wire import unpack_positions as unpack_positions
+from thinwire.ops.precision import Product
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,12 +132,19 @@ def _signs(x: Tensor, tau: float) -> Tensor:
 
 
 def correlation_squares_(
-    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+    out: Tensor,
+    beta: int,
+    image: Tensor,
+    delta: Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    product: Product = "convolution",
 ) -> None:
     """See `reference.correlation_squares_`."""
     plane = len(stride) <= 2 and out.dtype == torch.float32 and out.is_contiguous()
     served = correlate.correlation_squares_ if plane else reference.correlation_squares_
-    served(out, beta, image, delta, stride, dilation, groups)
+    served(out, beta, image, delta, stride, dilation, groups, product)
 
 
 @_float32_in_one_stretch

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.ops.cuda.launch import aligned, ceil_div, launcher
+from thinwire.ops.precision import Product, product_precision
 
 Shape = tuple[int, ...]
 
@@ -112,14 +113,24 @@ def _plan(
 
 
 def correlation_squares_(
-    out: Tensor, beta: int, image: Tensor, delta: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+    out: Tensor,
+    beta: int,
+    image: Tensor,
+    delta: Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    product: Product = "convolution",
 ) -> None:
-    """See `reference.correlation_squares_`; for one or two spatial dimensions in float32."""
+    """See `reference.correlation_squares_`; for one or two spatial dimensions in float32.
+
+    The kernel forms its products as the layer itself may: in TF32 where torch's setting for `product` allows that.
+    """
     image, delta = image.contiguous(), delta.contiguous()
     plan = _plan(image.shape, delta.shape, out.shape, tuple(stride), tuple(dilation), groups)
     alone = plan.shares == 1 and beta == 0
     partial = out if alone else torch.empty(plan.shares, *out.shape, dtype=out.dtype, device=out.device)
-    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    precision = "tf32" if product_precision(product) == "tf32" else "ieee"
     launch = launcher("correlate", plan, precision, aligned(image, delta, partial))
     launch(
         "correlate", _correlate, plan.grid, image, delta, partial, *plan.sizes,
