@@ -14,6 +14,7 @@ from thinwire.theory.bidirectional import ef21_p_step as ef21_p_step
 from thinwire.theory.contraction import bias_and_variance as bias_and_variance
 from thinwire.theory.contraction import check_count as check_count
 from thinwire.theory.contraction import contraction as contraction
+from thinwire.theory.contraction import independent_draws as independent_draws
 from thinwire.theory.contraction import is_deterministic as is_deterministic
 from thinwire.theory.contraction import variance as variance
 from thinwire.theory.ef21 import distortion as distortion

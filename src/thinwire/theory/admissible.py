@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Rule
 from thinwire.theory import three_point
 from thinwire.theory.bidirectional import ef21_bc_step, ef21_p_step
-from thinwire.theory.contraction import bias_and_variance, contraction, is_deterministic, variance
+from thinwire.theory.contraction import bias_and_variance, contraction, independent_draws, is_deterministic, variance
 from thinwire.theory.ef21 import ef21_nonconvex_step, ef21_pl_step, ef21_w_step
 from thinwire.theory.efbv import EFBVConstants
 from thinwire.theory.momentum import ef21_hb_step, ef21_sgdm_step
@@ -53,6 +53,11 @@ class Case:
     @property
     def workers(self) -> int:
         return len(self.smoothness.workers)
+
+    @property
+    def draws(self) -> int:
+        """Independent ones in the mean of the workers' messages; ω_av = ω/draws."""
+        return independent_draws(self.rule.compressor, self.workers)
 
     @property
     def recursion(self) -> Recursion:
@@ -118,7 +123,7 @@ def _v5(case: Case) -> Recursion:
 
 
 def _marina(case: Case) -> Recursion:
-    return three_point.marina(case.rule.probability, variance(case.rule.compressor, case.d), case.workers)
+    return three_point.marina(case.rule.probability, variance(case.rule.compressor, case.d), case.draws)
 
 
 _RECURSIONS: dict[str, Callable[[Case], Recursion]] = {
@@ -220,7 +225,7 @@ def _page(case: Case) -> Iterator[Admissible]:
 
 def _efbv(case: Case) -> Iterator[Admissible]:
     eta, omega = bias_and_variance(case.rule.compressor, case.d)
-    constants = EFBVConstants(eta, omega, omega / case.workers, case.rule.lam, case.rule.nu)
+    constants = EFBVConstants(eta, omega, omega / case.draws, case.rule.lam, case.rule.nu)
     step = constants.step(case.smoothness.overall, case.smoothness.quadratic_mean)
     yield Admissible("nonconvex, PL", step, "1/(L + L̃√(r_av/r)/s*)", f"Condat et al. 2022, {MEMORY}")
 

@@ -55,6 +55,22 @@ def bias_and_variance(compressor: Compressor, d: int) -> tuple[float, float]:
     return math.sqrt(1 - alpha), 0.0
 
 
+def independent_draws(compressor: Compressor, workers: int) -> int:
+    """Of how many independent draws the mean of n workers' messages is made, so that its variance is ω over it.
+
+    n where every worker draws for itself; 1 where all draw the same mask, whose errors do not average out: the mean's
+    variance is then ω itself.
+
+    >>> from thinwire import RandK, Unbias
+    >>> [independent_draws(Unbias(RandK(0.1, shared=shared)), 50) for shared in (False, True)]
+    [50, 1]
+    """
+    inner = getattr(compressor, "compressor", None)
+    if isinstance(inner, Compressor):
+        return independent_draws(inner, workers)
+    return 1 if isinstance(compressor, RandK) and compressor.shared else workers
+
+
 def is_deterministic(compressor: Compressor) -> bool:
     """Whether equal vectors give equal messages, as EF21+'s theorem asks."""
     if isinstance(compressor, RandK | Contractive):
