@@ -55,7 +55,6 @@ class Quadratics:
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.gap(x["x"].numpy())
 
-
     def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         return {"x": torch.from_numpy(self.gradients(x["x"].numpy()))}
 
