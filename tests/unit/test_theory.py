@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from thinwire import (
+    EF21W,
     QSGD,
     Compressor,
     Contractive,
@@ -24,7 +25,8 @@ from thinwire import (
     parse,
     theory,
 )
-from thinwire.errors import ConfigError, StepSizeWarning
+from thinwire.errors import AttachError, ConfigError, StepSizeWarning
+from thinwire.experiments.constants import constants
 from thinwire.problems import file_order, least_squares, load_dataset, logistic_regression
 from thinwire.spec import RULES
 from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
@@ -348,7 +350,50 @@ def test_a_method_s_step_sizes_are_below_gradient_descent_s(spec: str) -> None:
     found = theory.admissible(parse(spec), known, 100)
     assert found
     assert all(0 < each.step <= 1 and each.formula and each.source for each in found)
-    assert theory.method_recursion(parse(spec), 100, 4) is not None
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_only_methods_whose_theory_has_theta_and_beta_show_them(spec: str) -> None:
+    lacking = spec.startswith(("plain", "ef21sgdm", "efbv"))
+    assert (theory.method_recursion(parse(spec), 100, 4) is None) == lacking
+
+
+@pytest.mark.parametrize(
+    "spec", ["econtrol(topk(0.1))", "ef21p(ef21(topk(0.1)), topk(0.1))", "ef21sgd2m(topk(0.1))", "plain(topk(0.1))"]
+)
+def test_foreign_constants_are_left_out(spec: str) -> None:
+    problem = logistic_regression(load_dataset(), file_order(569, 4))
+    found = constants(parse(spec), problem)
+    assert (found.recursion, found.young) == (None, None)
+    assert constants(parse("ef21(topk(0.1))"), problem).young == theory.young(0.1)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ef21p(ef21(topk(count=31)), topk(0.1))",
+        "ef21p(ef21(topk(0.1)), topk(count=31))",
+        "ef21bc(topk(0.1), topk(count=31))",
+        "threepcv2(topk(0.1), unbias(randk(count=31)))",
+    ],
+)
+def test_every_compressor_s_count_is_held_against_d(spec: str) -> None:
+    with pytest.raises(ConfigError, match="keeps 31 numbers of 30"):
+        constants(parse(spec), logistic_regression(load_dataset(), file_order(569, 4)))
+
+
+def test_ef21_w_s_step_is_that_of_its_own_weights() -> None:
+    """L = (1, 3), θ and β of α = 3/4 (√(β/θ) = 1). Weights of the Lᵢ themselves give their mean, 2; equal ones L̃ = √5;
+    w = (3/4, 1/4) give √(3/4 (1/1.5)² + 1/4 (3/0.5)²) = √(1/3 + 9) = √(28/3)."""
+    L = np.array([1.0, 3.0])
+    known = theory.Smoothness(2.0, 2.0, L, L, np.full(2, 50))
+    for own, mean in (((1.0, 3.0), 2.0), ((5.0, 5.0), math.sqrt(5)), ((3.0, 1.0), math.sqrt(28 / 3))):
+        (found,) = theory.admissible(EF21W(TopK(count=3), own), known, 4)
+        assert found.step == pytest.approx(1 / (2 + mean), rel=64 * EPS)
+        weights = np.array(own) / sum(own)
+        assert mean <= (L / (2 * weights)).max() * (1 + 8 * EPS)
+    with pytest.raises(AttachError, match="smoothness of 3 workers, this run has 2"):
+        theory.admissible(EF21W(TopK(count=3), (1.0, 2.0, 3.0)), known, 4)
 
 
 def test_rules_without_theory_and_compressors_without_guarantee_are_refused() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 from thinwire.compressors import Compressor, Contractive, Identity, RandK, TopK, Unbiased
 from thinwire.errors import ConfigError
+from thinwire.feedback import Feedback
 
 
 def contraction(compressor: Compressor, d: int) -> float:
@@ -76,6 +78,16 @@ def is_deterministic(compressor: Compressor) -> bool:
     if isinstance(compressor, RandK | Contractive):
         return False
     return isinstance(compressor, Identity) or not isinstance(compressor, Unbiased)
+
+
+def check_counts(rule: Feedback, d: int) -> None:
+    """`check_count` for every compressor of a rule, and of the rule within it."""
+    for field in fields(rule):  # type: ignore[arg-type]  # every rule is a dataclass
+        part = getattr(rule, field.name)
+        if isinstance(part, Compressor):
+            check_count(part, d)
+        elif isinstance(part, Feedback):
+            check_counts(part, d)
 
 
 def check_count(compressor: Compressor, d: int) -> None:
