@@ -8,9 +8,10 @@ from pathlib import Path
 
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.experiments.groups import grouped
 from thinwire.experiments.memsgd.claims import claims
 from thinwire.experiments.memsgd.data import GENERATED, problem_of
-from thinwire.experiments.memsgd.figures import facts, grouped, table, title
+from thinwire.experiments.memsgd.figures import facts, table, title
 from thinwire.experiments.memsgd.paper import DEFECTS
 from thinwire.experiments.memsgd.records import KIND, read_outcomes
 from thinwire.experiments.memsgd.run import Outcome, run

@@ -11,10 +11,11 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
 from thinwire.errors import ConfigError
-from thinwire.experiments.ef21.figures import cells, facts, grouped, head, measure, title
+from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
 from thinwire.experiments.ef21.records import KIND, read_outcomes
 from thinwire.experiments.ef21.run import Outcome, dataset_of, run
 from thinwire.experiments.ef21.settings import FIGURES, QUICK_ROUNDS, ROUNDS, settings
+from thinwire.experiments.groups import grouped
 from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.experiments.ef21.figures import cells, curve, facts, grouped, head, measure, title
+from thinwire.experiments.ef21.figures import cells, curve, facts, head, measure, title
 from thinwire.experiments.ef21.run import Outcome
+from thinwire.experiments.groups import grouped
 from thinwire.report.figures import Chart, Section, Series, write_figures
 
 COUNTS = (
