@@ -170,6 +170,22 @@ def test_the_minimiser_of_least_squares_has_no_gradient(strength: float) -> None
     assert problem.value(best) < problem.value(best + 1e-3)
 
 
+@pytest.mark.parametrize("storage", ["csr", "dense"])
+@pytest.mark.parametrize("strength", [0.0, 0.3])
+def test_the_minimiser_of_wide_data_is_the_one_of_least_norm(strength: float, storage: str) -> None:
+    """12 rows of 30 columns: by the Gram matrix of the rows, against the singular values of √W A."""
+    data = sample(12, 30, density=0.9)
+    problem = objective("least-squares", data if storage == "csr" else dense_of(data), iid(12, 5), strength)
+    best = least_squares_minimiser(problem)
+    assert close(problem.mean_gradient(best), np.zeros(30), 12 * 30)
+    rows = problem.rows if storage == "dense" else problem.rows.toarray()
+    U, s, V = np.linalg.svd(rows / np.sqrt(np.repeat(5 * problem.sizes, problem.sizes))[:, None], full_matrices=False)
+    kept = s > 12 * EPS * s[0]
+    inside = U.T @ (problem.targets / np.sqrt(np.repeat(5 * problem.sizes, problem.sizes)))
+    by_svd = V[kept].T @ ((s / (s**2 + strength))[kept] * inside[kept])
+    assert close(best, by_svd, int(30 * 12 * (s[0] / s[kept].min()) ** 2))
+
+
 def test_simulate_runs_it_and_gradient_descent_descends() -> None:
     problem = objective("l2", sample(), file_order(37, 5))
     run = simulate(problem, EF21(Identity()), steps=20, step_size=1 / problem.smoothness().overall)
