@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.errors import ConfigError
 from thinwire.problems.losses import Loss
 from thinwire.problems.regularisers import Regulariser
-from thinwire.problems.shards import Shards
+from thinwire.problems.shards import Shards, check_offsets
 from thinwire.problems.worker_sums import DenseSums, SparseSums, WorkerSums
 from thinwire.theory import Smoothness, least_squares_pl, linear_model_smoothness
 
@@ -51,6 +51,11 @@ class FiniteSum:
         return cls(rows[order], targets[order], shards.offsets, sample_loss, regulariser)
 
     def __post_init__(self) -> None:
+        samples = int(self.rows.shape[0])
+        if len(self.targets) != samples:
+            raise ConfigError(f"{samples} rows need {samples} targets, got {len(self.targets)}: one for each row")
+        check_offsets(self.offsets, samples)
+        self.sample_loss.check(self.targets)
         if not self.x0.size:
             object.__setattr__(self, "x0", np.random.default_rng(0).normal(size=self.d))
         if self.x0.shape != (self.d,):
