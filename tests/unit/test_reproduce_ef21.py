@@ -117,7 +117,7 @@ def test_page_on_batches_of_everything_is_ef21() -> None:
     data = load_dataset(CANCER)
     problem = logistic_regression(data, file_order(len(data), 3))
     runs = [
-        simulate(subject, parse(rule), steps=30, step_size=0.05).x["x"]
+        simulate(subject, parse(rule), steps=30, step_size=0.05, beyond_theory=True).x["x"]
         for subject, rule in (
             (problem, "ef21(topk(count=2))"),
             (Minibatches(problem, 1.0), "ef21page(topk(count=2), 1.0)"),

@@ -144,7 +144,11 @@ class FiniteSum:
     # ---------------------------------------------------------------------------------------------------------- theory
 
     def smoothness(self) -> Smoothness:
-        """L, Lᵢ and μ; eigenvalues are found anew at each call."""
+        """L, Lᵢ and μ; the eigenvalues are found once."""
+        return self._smoothness
+
+    @cached_property
+    def _smoothness(self) -> Smoothness:
         curvature, added = self.sample_loss.curvature, self.regulariser.smoothness
         strong = bool(self.regulariser.convexity)
         return linear_model_smoothness(self.rows, self.offsets, curvature, added, self._mu(), strong)

@@ -24,6 +24,7 @@ from thinwire.theory.stochastic import ef21_page_step, ef21_sgd_step, page_varia
 from thinwire.theory.tight import tight_step
 
 T1, T2 = "1/(L + L̃√(β/θ))", "min{1/(L + L̃√(2β/θ)), θ/2μ}"
+NO_THEOREM = "unit of the EF21 paper, no theorem"
 EF21_PAPER, BELLS, MEMORY = "Richtárik et al. 2021", "Fatkhullin et al. 2021", "recalled"
 
 
@@ -188,7 +189,7 @@ def _ef21w(case: Case) -> Iterator[Admissible]:
 def _memsgd(case: Case) -> Iterator[Admissible]:
     """The EF21 paper tunes EF in multiples of EF21's step; a theorem it is for one worker alone, and another one."""
     step = ef21_nonconvex_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion)
-    yield Admissible("unit of the EF21 paper, no theorem", step, T1, EF21_PAPER)
+    yield Admissible(NO_THEOREM, step, T1, EF21_PAPER)
     yield from _tight(case)
 
 

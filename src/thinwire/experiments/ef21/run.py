@@ -89,8 +89,9 @@ def run(setting: Setting, data: str | None = None, watch: Callable[[int], None] 
     subject = problem if setting.batch == 1 else Minibatches(problem, setting.batch)
     try:
         simulate(
-            subject, parse(setting.rule), steps=setting.rounds + 1, step_size=setting.factor * base, watch=course.see
-        )
+            subject, parse(setting.rule), steps=setting.rounds + 1, step_size=setting.factor * base, watch=course.see,
+            beyond_theory=True,  # the figures are about that, and say so
+        )  # fmt: skip
     except NonFiniteGradient:
         status = "diverged"
     if course.diverged:
