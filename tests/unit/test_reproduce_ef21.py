@@ -296,6 +296,19 @@ def test_the_benchmark_ends_where_numpy_ends(tmp_path: Path, capsys: pytest.Capt
     assert "numpy / ours" in capsys.readouterr().out
 
 
+def test_the_documented_runs_on_libsvm_data_are_those_of_their_record() -> None:
+    """Each row of the table: rounds to the tolerances, and the paper's bits to the last one reached."""
+    docs = Path(__file__).parents[2] / "docs"
+    page, record = (docs / "reproduce.md").read_text(), docs / "records" / "ef21-libsvm.jsonl"
+    outcomes = read_outcomes(record)
+    assert [one.setting for one in outcomes] == settings(["phishing", "a9a", "mushrooms", "w8a"], ["tuned"], 6000)
+    for one in outcomes:
+        bits = [each.paper_bits for each in one.reached if each.paper_bits is not None]
+        rounds = ["–" if each.rounds is None else f"{each.rounds:,}" for each in one.reached]
+        cells = [one.setting.label, *rounds, f"{bits[-1]:,} |" if bits else "|"]
+        assert " | ".join(cells) in page
+
+
 def test_the_documented_runs_under_ddp_are_those_of_their_records() -> None:
     """EF21-SGDM at 1 % density comes within half a point of dense training, over three seeds."""
     docs = Path(__file__).parents[2] / "docs"
