@@ -220,6 +220,15 @@ def test_parts_that_do_not_fit_are_refused_at_construction(
         replace(made, **change)
 
 
+@pytest.mark.parametrize("storage", ["csr", "dense"])
+def test_data_and_shards_that_do_not_fit_are_refused(storage: str) -> None:
+    data = sample() if storage == "csr" else dense_of(sample())
+    with pytest.raises(ConfigError, match="37 rows need 37 targets, got 36"):
+        objective("logistic", replace(data, labels=data.labels[:36]), file_order(37, 5))
+    with pytest.raises(ConfigError, match="the shards deal out row 39; the data have 37: split those"):
+        objective("logistic", data, file_order(40, 5))
+
+
 def test_squares_take_finite_targets() -> None:
     made = objective("least-squares", sample(), file_order(37, 5))
     with pytest.raises(DataError, match="target 36 is inf, but the squared loss takes finite numbers"):

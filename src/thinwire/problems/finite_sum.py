@@ -47,14 +47,17 @@ class FiniteSum:
     @classmethod
     def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: Loss, regulariser: Regulariser) -> FiniteSum:
         """Rows dealt out to workers as `shards` says; those of CSR by length within a worker, short ones first."""
+        _check_targets(rows, targets)
+        if shards.order.max() >= len(targets):
+            raise ConfigError(
+                f"the shards deal out row {shards.order.max()}; the data have {len(targets)}: split those"
+            )
         order = shards.order if isinstance(rows, np.ndarray) else _by_length(rows, shards)
         return cls(rows[order], targets[order], shards.offsets, sample_loss, regulariser)
 
     def __post_init__(self) -> None:
-        samples = int(self.rows.shape[0])
-        if len(self.targets) != samples:
-            raise ConfigError(f"{samples} rows need {samples} targets, got {len(self.targets)}: one for each row")
-        check_offsets(self.offsets, samples)
+        _check_targets(self.rows, self.targets)
+        check_offsets(self.offsets, len(self.targets))
         self.sample_loss.check(self.targets)
         if not self.x0.size:
             object.__setattr__(self, "x0", np.random.default_rng(0).normal(size=self.d))
@@ -185,6 +188,12 @@ class FiniteSum:
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.value(x["x"].numpy())
+
+
+def _check_targets(rows: Any, targets: Vector) -> None:
+    samples = int(rows.shape[0])
+    if len(targets) != samples:
+        raise ConfigError(f"{samples} rows need {samples} targets, got {len(targets)}: one for each row")
 
 
 def _by_length(rows: Any, shards: Shards) -> NDArray[np.int64]:
