@@ -2,7 +2,7 @@
 
     E|C_{h,y}(x) - x|^2 <= (1 - A) |h - y|^2 + B |x - y|^2
 
-for h what is known of a worker's gradient, y its last gradient and x the new one, with A and B of the paper's table.
+for h what is known of a worker's gradient, y its last gradient and x the new one, with `thinwire.theory`'s A and B.
 """
 
 from __future__ import annotations
@@ -15,7 +15,21 @@ from hypothesis import given, settings
 from tests.laws.gradients import eps, vectors
 from torch import Tensor
 
-from thinwire import CLAG, EF21, Feedback, Identity, Key, Layout, RandK, ThreePCv2, ThreePCv4, ThreePCv5, TopK, Unbias
+from thinwire import (
+    CLAG,
+    EF21,
+    Feedback,
+    Identity,
+    Key,
+    Layout,
+    RandK,
+    ThreePCv2,
+    ThreePCv4,
+    ThreePCv5,
+    TopK,
+    Unbias,
+    theory,
+)
 from thinwire.feedback import Signal
 from thinwire.feedback.coins import toss
 
@@ -24,14 +38,6 @@ LAYOUT = Layout.of([("x", 0, (D,))])
 TOP = TopK(count=K)
 ALPHA = K / D
 points = vectors(LAYOUT, torch.float64)
-
-
-def theta(alpha: float) -> float:
-    return 1 - math.sqrt(1 - alpha)
-
-
-def beta(alpha: float) -> float:
-    return (1 - alpha) / theta(alpha)
 
 
 def error(rule: Feedback, h: Tensor, y: Tensor, x: Tensor, key: Key) -> float:
@@ -43,27 +49,28 @@ def error(rule: Feedback, h: Tensor, y: Tensor, x: Tensor, key: Key) -> float:
     return float((state["local"] - x).square().sum())
 
 
-def assert_bounded(mean: float, h: Tensor, y: Tensor, x: Tensor, A: float, B: float) -> None:
+def assert_bounded(mean: float, h: Tensor, y: Tensor, x: Tensor, claim: theory.Recursion) -> None:
     known, moved = float((h - y).square().sum()), float((x - y).square().sum())
     rounding = 16 * eps(torch.float64) * float(torch.stack([h, y, x]).square().sum())
-    assert mean <= (1 - A) * known + B * moved + rounding
+    assert mean <= (1 - claim.theta) * known + claim.beta * moved + rounding
 
 
-BOTH = 1 - (1 - ALPHA) * (1 - 2 / D)
 DETERMINISTIC = [
-    (EF21(TOP), theta(ALPHA), beta(ALPHA)),
-    (CLAG(Identity(), zeta=0.7), 1.0, 0.7),
-    (CLAG(TOP, zeta=0.7), theta(ALPHA), max(beta(ALPHA), 0.7)),
-    (CLAG(TOP, zeta=50.0), theta(ALPHA), max(beta(ALPHA), 50.0)),
-    (ThreePCv4(TOP, TopK(count=2)), theta(BOTH), beta(BOTH)),
+    (EF21(TOP), theory.markov(ALPHA)),
+    (CLAG(Identity(), zeta=0.7), theory.lag(0.7)),
+    (CLAG(TOP, zeta=0.7), theory.clag(ALPHA, 0.7)),
+    (CLAG(TOP, zeta=50.0), theory.clag(ALPHA, 50.0)),
+    (ThreePCv4(TOP, TopK(count=2)), theory.three_point_v4(ALPHA, 2 / D)),
 ]
 
 
-@pytest.mark.parametrize(("rule", "A", "B"), DETERMINISTIC, ids=lambda value: str(value))
+@pytest.mark.parametrize(("rule", "claim"), DETERMINISTIC, ids=lambda value: str(value))
 @settings(max_examples=60)
 @given(h=points, y=points, x=points)
-def test_deterministic_ones_in_every_case(rule: Feedback, A: float, B: float, h: Tensor, y: Tensor, x: Tensor) -> None:
-    assert_bounded(error(rule, h, y, x, Key()), h, y, x, A, B)
+def test_deterministic_ones_in_every_case(
+    rule: Feedback, claim: theory.Recursion, h: Tensor, y: Tensor, x: Tensor
+) -> None:
+    assert_bounded(error(rule, h, y, x, Key()), h, y, x, claim)
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
@@ -75,8 +82,7 @@ def test_v5_in_the_mean_of_its_coin(probability: float, h: Tensor, y: Tensor, x:
         next(key for key in map(Key, range(1000)) if toss(key.shared(), probability) == side) for side in (True, False)
     )
     mean = probability * error(rule, h, y, x, heads) + (1 - probability) * error(rule, h, y, x, tails)
-    root = math.sqrt(1 - probability)
-    assert_bounded(mean, h, y, x, 1 - root, (1 - probability) * (1 - ALPHA) / (1 - root))
+    assert_bounded(mean, h, y, x, theory.three_point_v5(ALPHA, probability))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,4 +93,4 @@ def test_v2_in_the_mean_of_its_draws(seed: int) -> None:
     Q = Unbias(RandK(count=10))
     errors = [error(ThreePCv2(TOP, Q), h, y, x, Key(step=step)) for step in range(draws)]
     slack = max(errors) * math.sqrt(math.log(1e9) / (2 * draws))
-    assert_bounded(sum(errors) / draws - slack, h, y, x, ALPHA, (1 - ALPHA) * Q.omega(D))
+    assert_bounded(sum(errors) / draws - slack, h, y, x, theory.three_point_v2(ALPHA, Q.omega(D)))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thinwire import EF21, EF21Plus, Feedback, Simulation, TopK, simulate, theory
+from thinwire import EF21, EF21Plus, Feedback, Simulation, TopK, parse, simulate, theory
 
 N, D, K, ROUNDS = 10, 50, 2, 100
 EPS = float(np.finfo(np.float64).eps)
@@ -23,9 +23,8 @@ RULES = (EF21(TopK(count=K)), EF21(TopK(count=K), start="zero"), EF21Plus(TopK(c
 class Quadratics:
     """Random heterogeneous quadratics f_i(x) = x'A_i x / 2 - b_i'x, strongly convex in the mean."""
 
-    workers = N
-
     def __init__(self, seed: int, n: int = N, d: int = D) -> None:
+        self.workers = n
         random = np.random.default_rng(seed)
         roots = random.normal(size=(n, d, d)) / np.sqrt(d)
         self.A = roots @ roots.transpose(0, 2, 1) * random.uniform(0.5, 2, size=(n, 1, 1)) + 0.1 * np.eye(d)
@@ -55,6 +54,12 @@ class Quadratics:
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.gap(x["x"].numpy())
+
+    def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        return {"x": torch.from_numpy(self.gradients(x["x"].numpy()))}
+
+    def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.all_gradients(x, 0)
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,37 @@ def test_simulate_converges_as_theorem_2_says() -> None:
     run = simulate(problem, EF21(TopK(count=K)), steps=200, step_size=step, every=20)
     for place, loss in enumerate(run.losses):  # the start is exact, so that Ψ⁰ is f(x⁰) − f*
         assert loss <= theory.ef21_pl_bound(run.losses[0], step, known.mu, 20 * place)
+
+
+def bowls(workers: int) -> Quadratics:
+    """f_i(x) = |x - b_i|^2 / 2: all curvatures are 1, so that a step is its own multiple of 1/L."""
+    made = Quadratics(0, n=workers)
+    made.A[:] = np.eye(D)
+    made.optimum = made.b.mean(0)
+    return made
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_marina_converges_at_the_step_of_its_own_draws(shared: bool) -> None:
+    """n = 50, ω = 49, p = 0.01. A shared mask's coordinate becomes g (1 − γ(1 + ω)) when drawn: with ω/n in place of
+    ω, γ = 0.092 and |1 − 4.6| makes it explode before the next whole gradient."""
+    problem = bowls(50)
+    rule = parse(f"marina(unbias(randk(count=1, shared={shared})), 0.01)")
+    ratio = (1 - 0.01) * (D - 1) / 0.01 / (1 if shared else 50)
+    (step, *_) = (each.step for each in theory.admissible(rule, problem.smoothness(), D))
+    assert step == pytest.approx(1 / (1 + np.sqrt(ratio)), rel=8 * EPS)
+    run = simulate(problem, rule, steps=400, step_size=step, every=400)
+    assert run.losses[-1] < run.losses[0] / 10
+
+
+def test_ef_bv_averages_no_shared_mask() -> None:
+    """ω = 49, λ = 1/50, ν = 1: r_av is ω/n for draws of their own and ω for a shared one, so √r_av is √n as large."""
+    known = bowls(50).smoothness()
+    own, shared = (
+        theory.admissible(parse(f"efbv(unbias(randk(count=1, shared={shared})), lam=0.02)"), known, D)[0].step
+        for shared in (False, True)
+    )
+    assert (1 / shared - 1) / (1 / own - 1) == pytest.approx(np.sqrt(50), rel=64 * EPS * D)
 
 
 def test_the_mean_gradient_of_a_noisy_run_stays_below_its_bound() -> None:

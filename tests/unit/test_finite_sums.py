@@ -7,6 +7,7 @@ import gzip
 import lzma
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from thinwire.problems import (
     objective,
     split_rows,
 )
+from thinwire.problems.libsvm import read_libsvm, read_rows
 
 EPS = float(np.finfo(np.float64).eps)
 Vector = NDArray[np.float64]
@@ -170,6 +172,22 @@ def test_the_minimiser_of_least_squares_has_no_gradient(strength: float) -> None
     assert problem.value(best) < problem.value(best + 1e-3)
 
 
+@pytest.mark.parametrize("storage", ["csr", "dense"])
+@pytest.mark.parametrize("strength", [0.0, 0.3])
+def test_the_minimiser_of_wide_data_is_the_one_of_least_norm(strength: float, storage: str) -> None:
+    """12 rows of 30 columns: by the Gram matrix of the rows, against the singular values of √W A."""
+    data = sample(12, 30, density=0.9)
+    problem = objective("least-squares", data if storage == "csr" else dense_of(data), iid(12, 5), strength)
+    best = least_squares_minimiser(problem)
+    assert close(problem.mean_gradient(best), np.zeros(30), 12 * 30)
+    rows = problem.rows if storage == "dense" else problem.rows.toarray()
+    U, s, V = np.linalg.svd(rows / np.sqrt(np.repeat(5 * problem.sizes, problem.sizes))[:, None], full_matrices=False)
+    kept = s > 12 * EPS * s[0]
+    inside = U.T @ (problem.targets / np.sqrt(np.repeat(5 * problem.sizes, problem.sizes)))
+    by_svd = V[kept].T @ ((s / (s**2 + strength))[kept] * inside[kept])
+    assert close(best, by_svd, int(30 * 12 * (s[0] / s[kept].min()) ** 2))
+
+
 def test_simulate_runs_it_and_gradient_descent_descends() -> None:
     problem = objective("l2", sample(), file_order(37, 5))
     run = simulate(problem, EF21(Identity()), steps=20, step_size=1 / problem.smoothness().overall)
@@ -180,6 +198,41 @@ def test_a_start_of_another_size_is_refused() -> None:
     problem = objective("l2", sample(), file_order(37, 5))
     with pytest.raises(ConfigError, match=r"x0 has shape \(3,\); this problem has 8 coordinates"):
         FiniteSum(problem.rows, problem.targets, problem.offsets, problem.sample_loss, problem.regulariser, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ({"offsets": np.array([0, 5, 5, 37])}, ConfigError, r"worker 1 \(of 3; 1 in all\) has no rows"),
+        ({"offsets": np.array([0, 9, 5, 37])}, ConfigError, r"worker 1 \(of 3; 1 in all\) has no rows"),
+        ({"offsets": np.array([0, 5, 36])}, ConfigError, r"offsets must run from 0 to 37, got \[ 0  5 36\]"),
+        ({"offsets": np.array([0])}, ConfigError, "offsets must run from 0 to 37"),
+        ({"targets": np.ones(36)}, ConfigError, "37 rows need 37 targets, got 36: one for each row"),
+        ({"targets": np.arange(37.0) % 2}, DataError, "target 0 is 0, but the logistic loss takes −1 and .1"),
+        ({"targets": np.full(37, np.nan)}, DataError, "target 0 is nan"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_at_construction(
+    change: dict[str, Any], error: type[Exception], problem: str
+) -> None:
+    made = objective("logistic", sample(), file_order(37, 5))
+    with pytest.raises(error, match=problem):
+        replace(made, **change)
+
+
+@pytest.mark.parametrize("storage", ["csr", "dense"])
+def test_data_and_shards_that_do_not_fit_are_refused(storage: str) -> None:
+    data = sample() if storage == "csr" else dense_of(sample())
+    with pytest.raises(ConfigError, match="37 rows need 37 targets, got 36"):
+        objective("logistic", replace(data, labels=data.labels[:36]), file_order(37, 5))
+    with pytest.raises(ConfigError, match="the shards deal out row 39; the data have 37: split those"):
+        objective("logistic", data, file_order(40, 5))
+
+
+def test_squares_take_finite_targets() -> None:
+    made = objective("least-squares", sample(), file_order(37, 5))
+    with pytest.raises(DataError, match="target 36 is inf, but the squared loss takes finite numbers"):
+        replace(made, targets=np.append(np.zeros(36), np.inf))
 
 
 # ----------------------------------------------------------------------------------------------------------- smoothness
@@ -314,6 +367,14 @@ def test_a_bad_line_is_told_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("1 1:1\n-1 2:x\n")
     with pytest.raises(DataError, match=r"bad, line 2: '2:x' is not a pair"):
         load_dataset("bad", str(tmp_path))
+
+
+def test_a_value_that_overflows_float32_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_text("-1 1:1\n1 1:1e39\n")
+    with pytest.raises(DataError, match=r"line 2: '1:1e39' is beyond 3.4e\+38, the largest number of type float32"):
+        read_libsvm(path)
+    assert read_rows(path)[0].max() == 1e39  # float64 holds it
 
 
 def test_more_than_two_classes_are_for_least_squares_only(tmp_path: Path) -> None:

@@ -240,6 +240,27 @@ def test_the_command_writes_a_record_a_table_and_a_page(tmp_path: Path, capsys: 
     assert record.read_text() == before
 
 
+def test_a_record_that_exists_is_gone_on_with_or_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "r.jsonl"
+    words = ["reproduce", "memsgd", "--dataset", CANCER, "--figures", "theory", "--epochs", "1", "--out", str(record)]
+    for content in ('{"kind":"ef21","format":1,"provenance":{}}\n', "a diary\n"):
+        record.write_text(content)
+        assert main(words) == 2
+        assert "exists already: --resume goes on with it" in " ".join(capsys.readouterr().err.split())
+        assert main([*words, "--resume"]) == 2
+        assert "line 1: not a run of `thinwire reproduce memsgd`" in " ".join(capsys.readouterr().err.split())
+        assert record.read_text() == content
+
+
+def test_a_path_of_a_data_set_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("".join(f"{i % 2} 1:{i} {2 + i % 3}:1\n" for i in range(40)))
+    words = ["--dataset", str(tmp_path / "mine.txt"), "--figures", "theory", "--epochs", "1", "--json"]
+    assert main(["reproduce", "memsgd", *words, "--out", str(tmp_path / "r.jsonl")]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed.splitlines()[0])["setting"]["dataset"] == "mine"
+    assert str(tmp_path) not in printed
+
+
 def test_a_file_is_data_and_its_folder_stays_unsaid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng, lines = np.random.default_rng(0), []
     for row in rng.standard_normal((40, 5)):

@@ -131,6 +131,21 @@ def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path) -> None:
     assert finished_runs(tmp_path / "none.jsonl") == []
 
 
+def test_a_record_of_another_experiment_is_neither_gone_on_with_nor_drawn(tmp_path: Path) -> None:
+    """Neither this command nor `thinwire report` knows it; the message says who does."""
+    other = tmp_path / "ef21.jsonl"
+    other.write_text('{"kind":"ef21","format":1,"provenance":{}}\n{"kind":"run","setting":{}}\n')
+    before = other.read_text()
+    told = r"line 1: a record of `thinwire reproduce ef21`, .* repeat the command .* --resume --out .*ef21.jsonl --page"
+    with pytest.raises(RecordError, match=told):
+        train(vgc_configs(SMALL, "adam", epochs=1), other, resume=True)
+    with pytest.raises(RecordError, match=told):
+        read_records([other])
+    with pytest.raises(ConfigError, match="exists already"):
+        train(vgc_configs(SMALL, "adam", epochs=1), other)
+    assert other.read_text() == before
+
+
 # ----------------------------------------------------------------------------------------------------- the command line
 
 

@@ -9,8 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire import EF21, EF21SGDM, EControl, EF21Plus, Identity, MemSGD, Plain, RandK, Simulation, TopK, simulate
-from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, ThinwireError
+from thinwire import (
+    EF21,
+    EF21P,
+    EF21PAGE,
+    EF21SGDM,
+    MARINA,
+    VGC,
+    EControl,
+    EF21Plus,
+    Feedback,
+    Identity,
+    MemSGD,
+    Plain,
+    RandK,
+    Route,
+    Simulation,
+    TopK,
+    Unbias,
+    simulate,
+    theory,
+)
+from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, StepSizeWarning, ThinwireError
+from thinwire.feedback import Need
+from thinwire.problems import FiniteSum, file_order, load_dataset, logistic_regression
+from thinwire.problems.minibatches import Minibatches
+from thinwire.updates import Normalised
 
 
 def grads(*values: float, numel: int = 3) -> list[dict[str, Tensor]]:
@@ -229,6 +253,74 @@ def test_simulate_equals_a_simulation_with_an_optimizer() -> None:
 def test_simulate_bounds(steps: int, every: int) -> None:
     with pytest.raises(ConfigError, match=f"got {steps} and {every}"):
         simulate(Bowl(), Identity(), steps=steps, step_size=0.1, every=every)
+
+
+@pytest.mark.parametrize("size", [-1.0, math.nan, math.inf])
+def test_a_step_size_that_is_none_is_refused_at_once(size: float) -> None:
+    with pytest.raises(ConfigError, match=f"finite number of at least 0, got {size}$"):
+        simulate(Bowl(), Identity(), steps=0, step_size=size)
+    with pytest.raises(ConfigError, match=f"at least 0, got {size} at step 2"):
+        simulate(Bowl(), Identity(), steps=5, step_size=lambda t: size if t == 2 else 0.1)
+
+
+def cancer() -> FiniteSum:
+    data = load_dataset()
+    return logistic_regression(data, file_order(len(data), 4))
+
+
+@pytest.mark.parametrize(
+    "rule", [EF21(TopK(count=1)), EF21SGDM(TopK(count=1)), MARINA(Unbias(RandK(0.5)), 0.5), Plain(Identity())], ids=str
+)
+def test_a_step_size_beyond_theory_is_a_warning_with_the_bound(rule: Feedback) -> None:
+    problem = cancer()
+    largest = max(each.step for each in theory.admissible(rule, problem.smoothness(), problem.d))
+    simulate(problem, rule, steps=1, step_size=largest)  # a warning would be an error here
+    with pytest.warns(StepSizeWarning, match=f"is 2 × the largest that .* admits, {largest:g}") as caught:
+        simulate(problem, rule, steps=2, step_size=2 * largest)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    simulate(problem, rule, steps=1, step_size=2 * largest, beyond_theory=True)
+    simulate(problem, rule, steps=1, step_size=lambda t: 2 * largest)
+
+
+def test_no_theorem_means_no_warning() -> None:
+    """Of EF with many workers, of EControl, of another step; and mini-batches know no constants."""
+    problem = cancer()
+    for rule in (MemSGD(TopK(count=1)), EControl(TopK(count=1)), EF21Plus(RandK(count=1))):
+        simulate(problem, rule, steps=1, step_size=1e3)
+    simulate(problem, EF21(TopK(count=1)), steps=1, step_size=1e3, update=Normalised())
+    simulate(Minibatches(problem, 0.5), EF21(TopK(count=1)), steps=1, step_size=1e3)
+
+
+def test_a_count_beyond_d_is_refused_where_there_is_one_vector() -> None:
+    with pytest.raises(ConfigError, match=r"topk\(count=999\) keeps 999 numbers of 30; take a count of at most 30"):
+        simulate(cancer(), EF21(TopK(count=999)), steps=0, step_size=0.0)
+    with pytest.raises(ConfigError, match="keeps 31 numbers of 30"):
+        simulate(cancer(), Route({"*": MemSGD(RandK(count=31))}, min_numel=0), steps=0, step_size=lambda t: 0.1)
+    simulate(cancer(), EF21(TopK(count=30)), steps=1, step_size=0.0)
+    Simulation({"bias": torch.zeros(10)}, EF21(TopK(count=999)), 2)  # of a network's small parameters it keeps all
+
+
+def test_what_will_be_given_can_be_told_and_a_rule_that_needs_more_is_refused_at_construction() -> None:
+    x = torch.nn.Parameter(torch.zeros(6))
+    page = EF21PAGE(TopK(count=1), 0.5)
+    Simulation({"x": x}, page, 2)  # not told: the first exchange looks
+    with pytest.raises(AttachError, match=r"needs the gradient at the previous point.*previous= .*name it in gives="):
+        Simulation({"x": x}, page, 2, gives=[])
+    with pytest.raises(AttachError, match=r"needs the gradient of all of a worker's samples.* wants_full is true"):
+        Simulation({"x": x}, page, 2, gives=[Need.PREVIOUS])
+    Simulation({"x": x}, page, 2, gives=[Need.PREVIOUS, Need.FULL])
+    with pytest.raises(AttachError, match="needs the second moments"):
+        Simulation({"x": x}, VGC(1.5), 2, gives=[Need.PREVIOUS])
+    with pytest.raises(AttachError, match="needs the step size"):
+        Simulation({"x": x}, MemSGD(TopK(count=1)), 2, gives=[])
+    Simulation({"x": x}, MemSGD(TopK(count=1)), 2, gives=[], optimizer=torch.optim.SGD([x], lr=0.1))
+    Simulation({"x": x}, EF21P(EF21(TopK(count=1)), TopK(count=1)), 2, gives=[])
+
+
+def test_simulate_says_at_once_that_a_problem_has_no_second_moments() -> None:
+    with pytest.raises(AttachError, match=r"vgc.* needs the second moments .*: a problem gives whole gradients only"):
+        simulate(Bowl(), VGC(1.5), steps=0, step_size=0.1)
 
 
 def test_a_simulation_leaves_torchs_generator_alone() -> None:

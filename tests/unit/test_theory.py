@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from thinwire import (
+    EF21W,
     QSGD,
     Compressor,
     Contractive,
@@ -24,7 +25,8 @@ from thinwire import (
     parse,
     theory,
 )
-from thinwire.errors import ConfigError, StepSizeWarning
+from thinwire.errors import AttachError, ConfigError, StepSizeWarning
+from thinwire.experiments.constants import constants
 from thinwire.problems import file_order, least_squares, load_dataset, logistic_regression
 from thinwire.spec import RULES
 from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
@@ -250,6 +252,77 @@ def test_the_smaller_formulas_by_hand() -> None:
     assert theory.rare_features_step(2.0, alike, 1, moving) > theory.ef21_nonconvex_step(2.0, 4.0, moving)
 
 
+UP, DOWN = theory.Recursion(0.5, 2.0), theory.Recursion(0.25, 2.25)  # β/θ = 4 and 9
+NOISY = theory.stochastic_markov(0.5, s=0.2, nu=0.25)
+BV = theory.EFBVConstants(eta=0.5, omega=2.0, omega_average=0.5, lam=0.2, nu=0.4)
+BY_HAND = {  # at arguments of which no factor is 0 or 1; L = 2 and L̃ = 3 throughout, arithmetic as the specification's
+    "θ(s), α = 1/2, s = 1/2": (theory.markov(0.5, 0.5).theta, 1 - 0.5 * 1.5),
+    "β(s), α = 1/2, s = 1/2": (theory.markov(0.5, 0.5).beta, 0.5 * 3),
+    "s*, α = 3/4": (theory.young(0.75), 1.0),  # 1/√¼ − 1
+    "θ, α = 3/4": (theory.markov(0.75).theta, 0.5),  # 1 − √¼
+    "β, α = 3/4": (theory.markov(0.75).beta, 0.5),  # ¼/½
+    "T1": (theory.ef21_nonconvex_step(2.0, 3.0, UP), 1 / 8),  # 1/(2 + 3·2)
+    "T2, curvature": (theory.ef21_pl_step(2.0, 3.0, UP, 0.1), 1 / (2 + 3 * math.sqrt(8))),  # θ/2μ = 2.5
+    "T2, PL": (theory.ef21_pl_step(2.0, 3.0, UP, 4.0), 0.0625),  # θ/2μ = 0.5/8
+    "T1, bound": (theory.ef21_nonconvex_bound(3.0, 2.0, 0.1, UP, 10), 6.4),  # 2·3/(0.1·10) + 2/(0.5·10)
+    "T1, Lyapunov": (theory.ef21_nonconvex_lyapunov(3.0, 2.0, 0.1, UP), 3.2),  # 3 + 0.1/(2·0.5)·2
+    "T2, Lyapunov": (theory.ef21_pl_lyapunov(3.0, 2.0, 0.1, UP), 3.4),  # 3 + 0.1/0.5·2
+    "T2, bound": (theory.ef21_pl_bound(3.4, 0.1, 5.0, 2), 0.85),  # (1 − 0.5)² · 3.4
+    "Prox": (theory.ef21_prox_step(2.0, 3.0, UP), 1 / 7),  # 1/(1 + 3·2)
+    "W": (theory.ef21_w_step(2.0, 2.5, UP), 1 / 7),  # 1/(2 + 2.5·2)
+    "rare features": (theory.rare_features_step(2.0, np.arange(1.0, 5), 1, UP), 1 / 4),  # L₊ = √¼·4; 1/(2 + 2·½·2)
+    "BC": (theory.ef21_bc_step(2.0, 3.0, UP, DOWN), 1 / (2 + 3 * math.sqrt(728))),  # 16·9 + 2·4·(1 + 8·9) = 728
+    "PAGE": (theory.ef21_page_step(2.0, 3.0, UP, 0.25, 5.0), 1 / (2 + math.sqrt(304))),  # 4·4·9 + 2(3·4 + 4)·5 = 304
+    "HB": (theory.ef21_hb_step(2.0, 3.0, UP, 0.5), 1 / (6 + 6 * math.sqrt(40))),  # 1.5·2/(2·¼); 3/½ · √(2·4·(1 + 4))
+    "PP, ρ": (theory.ef21_pp_rho(np.array([0.8, 1.0]), UP), 0.75),  # (0.5 − 0.2)/(2·0.2)
+    "PP": (  # θ_p = 0.75·0.8 + 0.5 − 0.75 − 0.2 = 0.15; B = ½ [(2·0.8 + 7/3·0.2)·1 + 2·4] = 151/30
+        theory.ef21_pp_step(2.0, np.array([1.0, 2.0]), UP, np.array([0.8, 1.0])),
+        1 / (2 + math.sqrt(151 / 30 / 0.15)),
+    ),
+    "SGDM, α": (theory.ef21_sgdm_step(2.0, 3.0, 0.3, 0.9), 0.005),  # 0.3/60 < 0.9/14
+    "SGDM, η": (theory.ef21_sgdm_step(2.0, 3.0, 0.3, 0.014), 0.001),  # 0.014/14 < 0.3/60
+    "SGD, θ̂": (NOISY.moving.theta, 0.25),  # 1 − 0.5·1.2·1.25
+    "SGD, β̂₁": (NOISY.moving.beta, 3.0),  # 0.5·1.2·(1 + 4)
+    "SGD, β̂₂": (NOISY.noise, 6.6),  # 0.5·1.2 + 1 + 5
+    "SGD": (theory.ef21_sgd_step(2.0, 3.0, NOISY), 1 / (2 + 3 * math.sqrt(12))),
+    "SGD, floor": (theory.ef21_sgd_floor(NOISY, 3.0, 4), 19.8),  # 6.6/0.25 · 3/4
+    "SGD, bound": (theory.ef21_sgd_bound(3.0, 2.0, 0.1, NOISY, 10, 3.0, 4), 26.6),  # 6/1 + 2/2.5 + 19.8
+    "P": (theory.ef21_p_step(2.0, 0.8), 0.025),  # 0.8/32
+    "LAG, B": (theory.lag(0.7).beta, 0.7),
+    "CLAG, A": (theory.clag(0.75, 3.0).theta, 0.5),
+    "CLAG, B, ζ": (theory.clag(0.75, 3.0).beta, 3.0),
+    "CLAG, B, β": (theory.clag(0.75, 0.2).beta, 0.5),
+    "v1, B": (theory.three_point_v1(0.3).beta, 0.7),
+    "v2, A": (theory.three_point_v2(0.2, 3.0).theta, 0.2),
+    "v2, B": (theory.three_point_v2(0.2, 3.0).beta, 2.4),  # 0.8·3
+    "v4, A": (theory.three_point_v4(0.6, 0.375).theta, 0.5),  # ᾱ = 1 − 0.4·0.625 = 3/4
+    "v4, B": (theory.three_point_v4(0.6, 0.375).beta, 0.5),
+    "v5, A": (theory.three_point_v5(0.3, 0.36).theta, 0.2),  # 1 − √0.64
+    "v5, B": (theory.three_point_v5(0.3, 0.36).beta, 2.24),  # 0.64·0.7/0.2
+    "MARINA, A": (theory.marina(0.2, 3.0, 4).theta, 0.2),
+    "MARINA, B": (theory.marina(0.2, 3.0, 4).beta, 0.6),  # 0.8·3/4
+    "EF-BV, r": (BV.r, 0.89),  # (0.8 + 0.1)² + 0.04·2
+    "EF-BV, r_av": (BV.r_average, 0.72),  # (0.6 + 0.2)² + 0.16·0.5
+    "EF-BV": (BV.step(2.0, 3.0), 1 / (2 + 3 * math.sqrt(0.72 / 0.89) / (math.sqrt(1.89 / 1.78) - 1))),
+    "EF-BV, PL, γμ": (BV.pl_rate(0.1, 0.2), 0.98),  # above (0.89 + 1)/2
+    "EF-BV, PL, r": (BV.pl_rate(0.5, 0.2), 0.945),  # (0.89 + 1)/2, above 1 − 0.1
+    "EF-BV, λ*": (theory.EFBVConstants.best(0.5, 2.0, 0.5).lam, 2 / 9),  # 0.5/(0.25 + 2)
+    "EF-BV, ν*": (theory.EFBVConstants.best(0.5, 2.0, 0.5).nu, 2 / 3),  # 0.5/(0.25 + 0.5)
+    "tight, step": (theory.tight_step(3.0, 1.0, 0.75), 1 / 6),  # 2/4 · ½/(3/2)
+    "tight, rate": (  # λ = (1/6)/4 · [½·2 + 3/2·√(4 + 16·3·½/(9/4))], ρ = ½ + ¼·3/2·2·λ
+        theory.tight_rate(3.0, 1.0, 0.75),
+        0.5 + 0.75 * (1 + 1.5 * math.sqrt(44 / 3)) / 24,
+    ),
+    "tight, Lyapunov": (theory.tight_lyapunov(np.array([1.0, 2]), np.array([3.0, 1]), 0.75), 7.5),  # 1.5·5 − 2·5 + 10
+}
+
+
+@pytest.mark.parametrize("formula", BY_HAND)
+def test_every_formula_has_the_value_that_was_worked_out_by_hand(formula: str) -> None:
+    found, expected = BY_HAND[formula]
+    assert found == pytest.approx(expected, rel=64 * EPS)
+
+
 SPECS = (
     "plain(identity())",
     "memsgd(topk(0.1))",
@@ -277,7 +350,50 @@ def test_a_method_s_step_sizes_are_below_gradient_descent_s(spec: str) -> None:
     found = theory.admissible(parse(spec), known, 100)
     assert found
     assert all(0 < each.step <= 1 and each.formula and each.source for each in found)
-    assert theory.method_recursion(parse(spec), 100, 4) is not None
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_only_methods_whose_theory_has_theta_and_beta_show_them(spec: str) -> None:
+    lacking = spec.startswith(("plain", "ef21sgdm", "efbv"))
+    assert (theory.method_recursion(parse(spec), 100, 4) is None) == lacking
+
+
+@pytest.mark.parametrize(
+    "spec", ["econtrol(topk(0.1))", "ef21p(ef21(topk(0.1)), topk(0.1))", "ef21sgd2m(topk(0.1))", "plain(topk(0.1))"]
+)
+def test_foreign_constants_are_left_out(spec: str) -> None:
+    problem = logistic_regression(load_dataset(), file_order(569, 4))
+    found = constants(parse(spec), problem)
+    assert (found.recursion, found.young) == (None, None)
+    assert constants(parse("ef21(topk(0.1))"), problem).young == theory.young(0.1)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ef21p(ef21(topk(count=31)), topk(0.1))",
+        "ef21p(ef21(topk(0.1)), topk(count=31))",
+        "ef21bc(topk(0.1), topk(count=31))",
+        "threepcv2(topk(0.1), unbias(randk(count=31)))",
+    ],
+)
+def test_every_compressor_s_count_is_held_against_d(spec: str) -> None:
+    with pytest.raises(ConfigError, match="keeps 31 numbers of 30"):
+        constants(parse(spec), logistic_regression(load_dataset(), file_order(569, 4)))
+
+
+def test_ef21_w_s_step_is_that_of_its_own_weights() -> None:
+    """L = (1, 3), θ and β of α = 3/4 (√(β/θ) = 1). Weights of the Lᵢ themselves give their mean, 2; equal ones L̃ = √5;
+    w = (3/4, 1/4) give √(3/4 (1/1.5)² + 1/4 (3/0.5)²) = √(1/3 + 9) = √(28/3)."""
+    L = np.array([1.0, 3.0])
+    known = theory.Smoothness(2.0, 2.0, L, L, np.full(2, 50))
+    for own, mean in (((1.0, 3.0), 2.0), ((5.0, 5.0), math.sqrt(5)), ((3.0, 1.0), math.sqrt(28 / 3))):
+        (found,) = theory.admissible(EF21W(TopK(count=3), own), known, 4)
+        assert found.step == pytest.approx(1 / (2 + mean), rel=64 * EPS)
+        weights = np.array(own) / sum(own)
+        assert mean <= (L / (2 * weights)).max() * (1 + 8 * EPS)
+    with pytest.raises(AttachError, match="smoothness of 3 workers, this run has 2"):
+        theory.admissible(EF21W(TopK(count=3), (1.0, 2.0, 3.0)), known, 4)
 
 
 def test_rules_without_theory_and_compressors_without_guarantee_are_refused() -> None:

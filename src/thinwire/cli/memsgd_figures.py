@@ -8,16 +8,17 @@ from pathlib import Path
 
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.experiments.groups import grouped
 from thinwire.experiments.memsgd.claims import claims
 from thinwire.experiments.memsgd.data import GENERATED, problem_of
-from thinwire.experiments.memsgd.figures import facts, grouped, table, title
+from thinwire.experiments.memsgd.figures import facts, table, title
 from thinwire.experiments.memsgd.paper import DEFECTS
 from thinwire.experiments.memsgd.records import KIND, read_outcomes
 from thinwire.experiments.memsgd.run import Outcome, run
 from thinwire.experiments.memsgd.settings import Scale, check, settings
 from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
-from thinwire.problems.datasets import BREAST_CANCER, held, stem
+from thinwire.problems.datasets import BREAST_CANCER, held, places, stem
 from thinwire.report.memsgd import write_memsgd_page
 
 REUTERS = "reuters21578_tfidf"
@@ -28,6 +29,7 @@ class Request:
     """What the command line asks for."""
 
     names: Sequence[str]
+    """Of data sets; a path where it is one's file."""
     figures: Sequence[str]
     data: str | None
     most: int | None
@@ -51,20 +53,23 @@ def reproduce(
     request: Request, command: Sequence[str], record: Path, page: Path | None, *, resume: bool, as_json: bool
 ) -> None:
     """Every run that the record does not hold yet; then tables and page."""
-    data = request.data
     check(request.figures, request.threads, request.repeats, request.epochs)
+    where = places(request.names, request.data)
     wanted = settings(
-        [Scale.of(problem_of(name, data), request.most) for name in request.names],
+        [Scale.of(problem_of(name, data), request.most) for name, data in where.items()],
         request.figures,
         request.threads,
         request.repeats,
         request.epochs,
     )
     outcomes, whole = run_all(
-        {setting: setting.epochs * len(problem_of(setting.dataset, data).samples) for setting in wanted},
+        {
+            setting: setting.epochs * len(problem_of(setting.dataset, where[setting.dataset]).samples)
+            for setting in wanted
+        },
         {one.setting: one for one in (read_outcomes(record) if resume and record.exists() else ())},
-        lambda setting, watch: run(setting, data, watch),
-        Writer(record, KIND, command),
+        lambda setting, watch: run(setting, where[setting.dataset], watch),
+        Writer(record, KIND, command, resume=resume),
         quiet=as_json,
     )
     _show(outcomes, as_json)

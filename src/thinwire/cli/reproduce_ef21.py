@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
 from thinwire.errors import ConfigError
-from thinwire.experiments.ef21.figures import cells, facts, grouped, head, measure, title
+from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
 from thinwire.experiments.ef21.records import KIND, read_outcomes
 from thinwire.experiments.ef21.run import Outcome, dataset_of, run
-from thinwire.experiments.ef21.settings import FIGURES, QUICK_ROUNDS, ROUNDS, settings
+from thinwire.experiments.ef21.settings import FIGURES, QUICK_ROUNDS, ROUNDS, Setting, settings
+from thinwire.experiments.groups import grouped
 from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
-from thinwire.problems.datasets import BREAST_CANCER
-from thinwire.report.ef21 import COUNTS, write_ef21_page
+from thinwire.problems.datasets import BREAST_CANCER, places, stem
+from thinwire.report.ef21 import COUNTS, UNITS, write_ef21_page
 from thinwire.report.template import check_report_packages
 
 QUICK_FIGURES = ("tuned", "tolerance")
@@ -46,7 +48,7 @@ def ef21(
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
+        typer.Option("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run instead of the tables.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
@@ -68,13 +70,13 @@ def ef21(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
-    wanted = settings(
-        _names(dataset, data),
-        (figures.split(",") if figures else QUICK_FIGURES if quick else tuple(FIGURES)),
+    where = places(_names(dataset, data), data)
+    everything = settings(
+        list(where),
+        [name.strip() for name in figures.split(",")] if figures else QUICK_FIGURES if quick else tuple(FIGURES),
         rounds if rounds is not None else QUICK_ROUNDS if quick else ROUNDS,
     )
-    for name in {setting.dataset for setting in wanted}:
-        dataset_of(name, data)  # an unknown one is an error now
+    wanted = _possible(everything, where, named=figures is not None)
     if page is not None:
         check_report_packages()
     record = options.record_path(out, KIND)
@@ -82,8 +84,8 @@ def ef21(
     outcomes, whole = run_all(
         {setting: setting.rounds for setting in wanted},
         done,
-        lambda setting, watch: run(setting, data, watch),
-        Writer(record, KIND, ["thinwire", *context.obj]),
+        lambda setting, watch: run(setting, where[setting.dataset], watch),
+        Writer(record, KIND, ["thinwire", *context.obj], resume=resume),
         quiet=as_json,
     )
     _show(outcomes, as_json)
@@ -95,7 +97,26 @@ def ef21(
 def _names(dataset: str | None, data: str | None) -> list[str]:
     if dataset is not None:
         return [name.strip() for name in dataset.split(",")]
-    return ["phishing", "a9a"] if data_folder(data) else [BREAST_CANCER]
+    folder = data_folder(data)
+    if folder is not None and folder.is_file():
+        return [stem(folder)]
+    return ["phishing", "a9a"] if folder else [BREAST_CANCER]
+
+
+def _possible(everything: Sequence[Setting], where: Mapping[str, str | None], *, named: bool) -> list[Setting]:
+    """The runs that the data allow; a figure that they do not allow at all is refused where it was asked for by name,
+    and else left out with a word."""
+    shapes = {name: dataset_of(name, data).rows.shape for name, data in where.items()}
+    wanted = [one for one in everything if one.obstacle(*shapes[one.dataset]) is None]
+    done = {(one.figure, one.dataset) for one in wanted}
+    for figure, dataset in dict.fromkeys((one.figure, one.dataset) for one in everything):
+        if (figure, dataset) not in done:
+            first = next(one for one in everything if (one.figure, one.dataset) == (figure, dataset))
+            problem = f"figure {figure} of {dataset} cannot be run: {first.obstacle(*shapes[dataset])}"
+            if named:
+                raise ConfigError(f"{problem}; leave it out of --figures, or take other data")
+            say(Console(stderr=True, highlight=False), f"{problem}; it is left out", "yellow")
+    return wanted
 
 
 def _show(outcomes: Sequence[Outcome], as_json: bool) -> None:
@@ -107,4 +128,5 @@ def _show(outcomes: Sequence[Outcome], as_json: bool) -> None:
         heading = f"{title(*group)}: {measure(runs)}; {', '.join(facts(runs))}"
         out.print(figure_table(heading, [name.replace(" to ", "\nto ") for name in head(runs)], [*map(cells, runs)]))
     if outcomes:
+        say(out, UNITS)
         say(out, COUNTS)

@@ -41,7 +41,7 @@ def theory(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
+        typer.Option("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).", show_default=False),
     ] = None,
     step: Annotated[
         float | None,

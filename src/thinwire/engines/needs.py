@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from thinwire.channel import Channel
 from thinwire.errors import AttachError
 from thinwire.feedback import Need
@@ -16,10 +18,25 @@ BEYOND_ONE_BACKWARD = {
 """What training with one backward pass a step cannot give, and why."""
 
 
+IN_SIMULATION = {
+    Need.STEP_SIZE: "pass optimizer= to the simulation, or step_sizes= to exchange",
+    Need.MOMENTS: "pass each worker's (thinwire.moments) as moments= to step or exchange",
+    Need.PREVIOUS: "pass each worker's as previous= to step or exchange",
+    Need.FULL: "pass gradients of all samples as gradients in the rounds in which wants_full is true",
+}
+"""What whoever drives a simulation can give, and how."""
+
+
 def check_need(channel: Channel, need: Need, given: bool, remedy: str) -> None:
     """Refuse a rule that needs what is not given."""
     if need in channel.needs and not given:
         raise AttachError(f"{channel.rule} needs {need.value}: {remedy}")
+
+
+def check_gives(channel: Channel, gives: Collection[Need]) -> None:
+    """Refuse a rule that needs more than a simulation's driver says that it will give."""
+    for need, remedy in IN_SIMULATION.items():
+        check_need(channel, need, need in gives, f"{remedy}, and name it in gives=")
 
 
 def check_one_backward(channel: Channel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
-from thinwire.engines.needs import check_need
+from thinwire.engines.needs import IN_SIMULATION, check_gives, check_need
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
@@ -39,6 +39,11 @@ class Simulation:
     one was given. `exchange(gradients)` does the first half only and returns the result. Both take each worker's
     second moments as well, and the gradients of the same samples at the previous point, for rules that need them.
 
+    What a rule needs comes with each call, so that a simulation cannot know at its construction what it will be given:
+    what is lacking is refused by the first exchange, before anything moves, and gradients of all samples (`Need.FULL`)
+    are taken for such where `wants_full` asked for them. Say `gives=` what the calls will give, and a rule that needs
+    more is refused at construction; an optimizer gives the step sizes, and the model's broadcast is always there.
+
     Gradients belong to `points`: what workers know of the parameters. Where a rule compresses the model's broadcast
     (`EF21P`) they are not the parameters themselves, and whoever moves those in place of `step` does so in `moving()`.
 
@@ -60,6 +65,7 @@ class Simulation:
         optimizer: torch.optim.Optimizer | None = None,
         seed: int = 0,
         ledger_every: int = 10,
+        gives: Collection[Need] | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
@@ -67,6 +73,8 @@ class Simulation:
         self.parameters = dict(parameters)
         self.optimizer = optimizer
         self.channels = self._channels(rule, workers, seed)
+        if gives is not None:
+            check_gives(self.channels[0], {*gives, *([Need.STEP_SIZE] if optimizer is not None else [])})
         self._step_sizes = StepSizes(self.parameters, optimizer) if optimizer is not None else None
         self._layouts = [self.channels[0].layout(names) for names in _by_type(self.parameters)]
         self._loopback = Loopback(workers)
@@ -110,12 +118,9 @@ class Simulation:
         """
         if step_sizes is None and self._step_sizes is not None:
             step_sizes = self._step_sizes.now()
-        remedy = "pass optimizer= to the simulation, or step_sizes= to exchange"
-        check_need(self.channels[0], Need.STEP_SIZE, step_sizes is not None, remedy)
-        remedy = "pass each worker's (thinwire.moments) as moments= to step or exchange"
-        check_need(self.channels[0], Need.MOMENTS, moments is not None, remedy)
-        remedy = "pass each worker's as previous= to step or exchange"
-        check_need(self.channels[0], Need.PREVIOUS, previous is not None, remedy)
+        given = {Need.STEP_SIZE: step_sizes, Need.MOMENTS: moments, Need.PREVIOUS: previous}
+        for need, what in given.items():
+            check_need(self.channels[0], need, what is not None, IN_SIMULATION[need])
         self._check(gradients, "gradient")
         self._check_step_sizes(step_sizes)
         if moments is not None:

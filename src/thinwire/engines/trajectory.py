@@ -11,6 +11,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
+from thinwire.engines.beyond_theory import Smooth, check_dimension, checked_size, warn_beyond_theory
 from thinwire.engines.crowd import Crowd, Stacked, can_crowd
 from thinwire.engines.needs import check_need
 from thinwire.engines.simulate import Gradients, Simulation
@@ -93,20 +94,31 @@ def simulate(
     seed: int = 0,
     every: int = 1,
     watch: Callable[[Instant], bool] | None = None,
+    beyond_theory: bool = False,
 ) -> Trajectory:
     """Run x <- x - s_t * exchange(gradients at x) for `steps` steps; the loss is noted every `every` steps and last.
 
     `update` is another way to step, such as `Proximal(L1(0.1))`. Workers take gradients where they believe x to be.
     `watch` is shown every round, and takes the place of noting losses; where it returns True the run ends.
+
+    Where the problem knows its smoothness (`FiniteSum`), a constant step size beyond all theorems of the rule is a
+    `StepSizeWarning` with the bound. `beyond_theory=True` says that it is meant so: nothing is warned of, and the
+    eigenvalues for the bound, up to seconds once a problem, are not computed.
     """
     if steps < 0 or every < 1:
         raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")
     update = update or Descent()
+    if not callable(step_size):
+        checked_size(step_size)
+    if isinstance(problem, Smooth):
+        check_dimension(problem, as_rule(rule))
+        if not (callable(step_size) or beyond_theory) and isinstance(update, Descent):
+            warn_beyond_theory(problem, as_rule(rule), step_size)
     x = {name: tensor.detach().clone() for name, tensor in problem.start().items()}
     rounds = _rounds(problem, x, as_rule(rule), seed)
     run = Trajectory(x, rounds.ledger)
     for step in range(steps) if watch else _noted(run, problem, steps, every):
-        size = step_size(step) if callable(step_size) else step_size
+        size = checked_size(step_size(step), step) if callable(step_size) else step_size
         now, previous = rounds.gradients(step)
         if watch and watch(Instant(step, x, rounds.stacked(now), run.ledger)):
             break
@@ -204,6 +216,8 @@ class _OneByOne(_Rounds):
         super().__init__(problem, engine)
         remedy = "give the problem a method full_gradient(worker, x)"
         check_need(engine.channels[0], Need.FULL, isinstance(problem, FullGradients), remedy)
+        remedy = "a problem gives whole gradients only. Drive a Simulation with moments= (thinwire.moments)"
+        check_need(engine.channels[0], Need.MOMENTS, False, remedy)
 
     def _at(self, points: Points, step: int) -> list[Gradients]:
         return [self.problem.gradient(worker, points, step) for worker in range(self.problem.workers)]

@@ -12,9 +12,10 @@ from thinwire.theory import (
     Recursion,
     Smoothness,
     admissible,
-    check_count,
+    check_counts,
     compressor_of,
     covered,
+    markov,
     method_recursion,
     young,
 )
@@ -35,12 +36,15 @@ class Constants:
     omega: float | None
     """Its variance; None where it is biased."""
     recursion: Recursion | None
+    """None where the method's theory has none."""
     steps: list[Admissible]
 
     @property
     def young(self) -> float | None:
-        """s* where it is finite."""
-        return young(self.alpha) if self.alpha is not None and self.alpha < 1 else None
+        """s* where θ is EF21's, which comes from it, and s* finite."""
+        if self.alpha is None or self.alpha == 1 or self.recursion is None:
+            return None
+        return young(self.alpha) if self.recursion.theta == markov(self.alpha).theta else None
 
     def plain(self) -> dict[str, Any]:
         """For JSON: numbers, texts and lists."""
@@ -68,7 +72,7 @@ def constants(rule: Rule, problem: FiniteSum) -> Constants:
     """The constants of `rule` on `problem`; a rule without theory, or with k > d, is a `ConfigError`."""
     rule = covered(rule)
     compressor = compressor_of(rule)
-    check_count(compressor, problem.d)  # before the eigenvalues, which can take seconds
+    check_counts(rule, problem.d)  # before the eigenvalues, which can take seconds
     smoothness = problem.smoothness()
     steps = admissible(rule, smoothness, problem.d)
     alpha = compressor.delta(problem.d)

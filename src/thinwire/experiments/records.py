@@ -137,6 +137,11 @@ def _line(raw: str, place: _Place, terminated: bool) -> dict[str, Any]:
     except ValueError as error:
         what = "malformed" if terminated else "truncated"
         raise place.error(f"{what}: not a JSON object ({error})") from None
+    if isinstance(line, dict) and line.get("kind") not in _FIELDS and "provenance" in line:
+        raise place.error(
+            f"a record of `thinwire reproduce {line['kind']}`, which draws its own page: repeat the command that wrote "
+            f"it with --resume --out {place.path} --page page.html"
+        )
     if not isinstance(line, dict) or line.get("kind") not in _FIELDS:
         raise place.error(f'malformed: an object with "kind" one of {", ".join(_FIELDS)} is expected, got {raw[:60]}')
     if line["kind"] == "run" and line.get("format") != FORMAT:

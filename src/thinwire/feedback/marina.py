@@ -25,7 +25,8 @@ class MARINA(Feedback):
         else:                 c_i = Q(grad_i - y_i);      g <- g + (1/n) sum_i c_i;      out = g
 
     y_i is the gradient of the same samples at the previous point; all workers toss one coin; the first round is a whole
-    one. Q must be unbiased and drawn by each worker for itself. Theory takes p = 1 / (1 + omega).
+    one. Q must be unbiased; more workers allow larger steps where each draws for itself. Theory takes
+    p = 1 / (1 + omega).
     """
 
     compressor: Unbiased

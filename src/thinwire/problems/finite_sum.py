@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.errors import ConfigError
 from thinwire.problems.losses import Loss
 from thinwire.problems.regularisers import Regulariser
-from thinwire.problems.shards import Shards
+from thinwire.problems.shards import Shards, check_offsets
 from thinwire.problems.worker_sums import DenseSums, SparseSums, WorkerSums
 from thinwire.theory import Smoothness, least_squares_pl, linear_model_smoothness
 
@@ -47,10 +47,18 @@ class FiniteSum:
     @classmethod
     def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: Loss, regulariser: Regulariser) -> FiniteSum:
         """Rows dealt out to workers as `shards` says; those of CSR by length within a worker, short ones first."""
+        _check_targets(rows, targets)
+        if shards.order.max() >= len(targets):
+            raise ConfigError(
+                f"the shards deal out row {shards.order.max()}; the data have {len(targets)}: split those"
+            )
         order = shards.order if isinstance(rows, np.ndarray) else _by_length(rows, shards)
         return cls(rows[order], targets[order], shards.offsets, sample_loss, regulariser)
 
     def __post_init__(self) -> None:
+        _check_targets(self.rows, self.targets)
+        check_offsets(self.offsets, len(self.targets))
+        self.sample_loss.check(self.targets)
         if not self.x0.size:
             object.__setattr__(self, "x0", np.random.default_rng(0).normal(size=self.d))
         if self.x0.shape != (self.d,):
@@ -139,7 +147,11 @@ class FiniteSum:
     # ---------------------------------------------------------------------------------------------------------- theory
 
     def smoothness(self) -> Smoothness:
-        """L, Lᵢ and μ; eigenvalues are found anew at each call."""
+        """L, Lᵢ and μ; the eigenvalues are found once."""
+        return self._smoothness
+
+    @cached_property
+    def _smoothness(self) -> Smoothness:
         curvature, added = self.sample_loss.curvature, self.regulariser.smoothness
         strong = bool(self.regulariser.convexity)
         return linear_model_smoothness(self.rows, self.offsets, curvature, added, self._mu(), strong)
@@ -176,6 +188,12 @@ class FiniteSum:
 
     def loss(self, x: Mapping[str, Tensor]) -> float:
         return self.value(x["x"].numpy())
+
+
+def _check_targets(rows: Any, targets: Vector) -> None:
+    samples = int(rows.shape[0])
+    if len(targets) != samples:
+        raise ConfigError(f"{samples} rows need {samples} targets, got {len(targets)}: one for each row")
 
 
 def _by_length(rows: Any, shards: Shards) -> NDArray[np.int64]:

@@ -45,10 +45,11 @@ def read_rows(path: Path, dtype: type[np.floating[Any]] = np.float64) -> tuple[A
         problem = f"data file {path} is truncated or not what its ending says: {damage}; fetch it again"
         raise DataError(problem) from damage
     except (ValueError, OverflowError) as mistake:
-        _locate_mistake(path)
+        _locate_mistake(path, dtype)
         raise DataError(f"data file {path} is not in LIBSVM format: {mistake}") from mistake
     if not (np.isfinite(rows.data).all() and np.isfinite(labels).all()):
-        _locate_mistake(path)
+        _locate_mistake(path, dtype)
+        raise DataError(f"data file {path} holds a number that is not finite; give it finite ones")
     if len(labels) == 0:
         raise DataError(f"data file {path} holds no rows; a LIBSVM file has one row `label index:value …` a line")
     return rows, labels
@@ -63,17 +64,17 @@ def signs(labels: Any, source: str) -> Any:
     return np.where(labels == classes[0], -1.0, 1.0)
 
 
-def _locate_mistake(path: Path) -> None:
+def _locate_mistake(path: Path, dtype: type[np.floating[Any]]) -> None:
     """Raise for the first malformed line, if there is one; scikit-learn's reader does not say which it was."""
     with _open(path) as stream:
         for number, line in enumerate(stream, start=1):
-            problem = _problem(line.partition(b"#")[0].split())
+            problem = _problem(line.partition(b"#")[0].split(), dtype)
             if problem:
                 raise DataError(f"data file {path}, line {number}: {problem}; a row reads `label index:value …`")
 
 
-def _problem(words: list[bytes]) -> str | None:
-    """What is wrong with one row, or None."""
+def _problem(words: list[bytes], dtype: type[np.floating[Any]]) -> str | None:
+    """What is wrong with one row whose values are read as this type, or None."""
     if words and _number(words[0]) is None:
         return f"label {words[0].decode(errors='replace')!r} is not a finite number"
     previous = -1
@@ -82,6 +83,8 @@ def _problem(words: list[bytes]) -> str | None:
         index, colon, value = word.partition(b":")
         if index == b"qid":
             continue
+        if _number(value) is not None and _number(value, dtype) is None:
+            return f"{shown!r} is beyond {np.finfo(dtype).max:.3g}, the largest number of type {np.dtype(dtype)}"
         if not colon or not index.isdigit() or _number(value) is None:
             return f"{shown!r} is not a pair index:value of a whole number and a finite number"
         if int(index) <= previous:
@@ -90,9 +93,11 @@ def _problem(words: list[bytes]) -> str | None:
     return None
 
 
-def _number(text: bytes) -> float | None:
+def _number(text: bytes, dtype: type[np.floating[Any]] = np.float64) -> float | None:
+    """The number, where it is finite in this type."""
     try:
-        value = float(text)
+        with np.errstate(over="ignore"):
+            value = float(dtype(float(text)))
     except ValueError:
         return None
     return value if math.isfinite(value) else None

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from thinwire.errors import DataError
+
 
 class Loss(Protocol):
     """ℓ(z, y), element by element."""
@@ -15,6 +17,9 @@ class Loss(Protocol):
     """The largest second derivative in z."""
     convexity: ClassVar[float]
     """The smallest one."""
+
+    def check(self, targets: Any) -> None:
+        """Refuse targets for which the loss is not made."""
 
     def value(self, predictions: Any, targets: Any) -> Any:
         """ℓ(z, y)."""
@@ -29,6 +34,9 @@ class LogisticLoss:
 
     curvature: ClassVar[float] = 0.25
     convexity: ClassVar[float] = 0.0
+
+    def check(self, targets: Any) -> None:
+        _check(targets, np.abs(targets) == 1, "the logistic loss takes −1 and +1: write the two classes so")
 
     def value(self, predictions: Any, targets: Any) -> Any:
         return np.logaddexp(0.0, -targets * predictions)
@@ -52,8 +60,17 @@ class SquaredLoss:
     curvature: ClassVar[float] = 1.0
     convexity: ClassVar[float] = 1.0
 
+    def check(self, targets: Any) -> None:
+        _check(targets, np.isfinite(targets), "the squared loss takes finite numbers")
+
     def value(self, predictions: Any, targets: Any) -> Any:
         return 0.5 * np.square(predictions - targets)
 
     def derivative(self, predictions: Any, targets: Any) -> Any:
         return predictions - targets
+
+
+def _check(targets: Any, good: Any, bound: str) -> None:
+    if not good.all():
+        place = int(np.flatnonzero(~good)[0])
+        raise DataError(f"target {place} is {targets[place]:g}, but {bound}")

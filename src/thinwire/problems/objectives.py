@@ -38,13 +38,16 @@ def least_squares(dataset: Dataset, shards: Shards, strength: float = 0.0) -> Fi
 
 
 def least_squares_minimiser(problem: FiniteSum) -> Vector:
-    """The x of least norm that solves (AᵀWA + λI) x = AᵀWy, where W weighs worker i's rows by 1/(nNᵢ)."""
-    weights = np.repeat(1 / (problem.workers * problem.sizes), problem.sizes)
-    scaled = (problem.rows.T * weights) if isinstance(problem.rows, np.ndarray) else problem.rows.T.multiply(weights)
-    gram = scaled @ problem.rows
-    dense = gram if isinstance(gram, np.ndarray) else gram.toarray()
-    ridge = problem.regulariser.smoothness * np.eye(problem.d)
-    solution: Vector = np.linalg.lstsq(dense + ridge, scaled @ problem.targets, rcond=None)[0]
+    """The x of least norm that solves (BᵀB + λI) x = Bᵀc, where B = √W A, c = √W y and W weighs worker i's rows by
+    1/(nNᵢ). With fewer rows than columns by x = Bᵀz and (BBᵀ + λI) z = c: the smaller of the two matrices is made."""
+    roots = np.repeat(1 / np.sqrt(problem.workers * problem.sizes), problem.sizes)
+    dense, wide = isinstance(problem.rows, np.ndarray), len(roots) < problem.d
+    B = problem.rows * roots[:, None] if dense else problem.rows.multiply(roots[:, None]).tocsr()
+    c = problem.targets * roots
+    gram = B @ B.T if wide else B.T @ B
+    ridge = problem.regulariser.smoothness * np.eye(gram.shape[0])
+    solved = np.linalg.lstsq((gram if dense else gram.toarray()) + ridge, c if wide else B.T @ c, rcond=None)[0]
+    solution: Vector = B.T @ solved if wide else solved
     return solution
 
 

@@ -22,13 +22,7 @@ class Shards:
     offsets: Indices
 
     def __post_init__(self) -> None:
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.order):
-            raise ConfigError(f"offsets must run from 0 to {len(self.order)}, got {self.offsets}")
-        if (empty := np.flatnonzero(np.diff(self.offsets) < 1)).size:
-            raise ConfigError(
-                f"worker {empty[0]} (of {len(self)}; {empty.size} in all) has no rows, so its mean loss is not "
-                "defined: take fewer workers, or another split"
-            )
+        check_offsets(self.offsets, len(self.order))
         if len(np.unique(self.order)) != len(self.order):
             raise ConfigError("a row belongs to two workers; every row may be given out once")
 
@@ -40,6 +34,17 @@ class Shards:
     def sizes(self) -> Indices:
         """Rows of each worker."""
         return np.diff(self.offsets)
+
+
+def check_offsets(offsets: Indices, rows: int) -> None:
+    """Refuse offsets that do not cover all rows, or leave a worker without any."""
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != rows:
+        raise ConfigError(f"offsets must run from 0 to {rows}, got {offsets}")
+    if (empty := np.flatnonzero(np.diff(offsets) < 1)).size:
+        raise ConfigError(
+            f"worker {empty[0]} (of {len(offsets) - 1}; {empty.size} in all) has no rows, so its mean loss is not "
+            "defined: take fewer workers, or another split"
+        )
 
 
 def file_order(rows: int, workers: int) -> Shards:

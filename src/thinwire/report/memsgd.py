@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from thinwire.experiments.groups import grouped
 from thinwire.experiments.memsgd.claims import claims
-from thinwire.experiments.memsgd.figures import best, bits_at, facts, grouped, speedups, table, title
+from thinwire.experiments.memsgd.figures import best, bits_at, facts, speedups, table, title
 from thinwire.experiments.memsgd.paper import DEFECTS, published
 from thinwire.experiments.memsgd.run import Outcome, Point
 from thinwire.report.figures import Chart, Section, Series, write_figures

@@ -13,7 +13,9 @@ from thinwire.theory.bidirectional import ef21_bc_step as ef21_bc_step
 from thinwire.theory.bidirectional import ef21_p_step as ef21_p_step
 from thinwire.theory.contraction import bias_and_variance as bias_and_variance
 from thinwire.theory.contraction import check_count as check_count
+from thinwire.theory.contraction import check_counts as check_counts
 from thinwire.theory.contraction import contraction as contraction
+from thinwire.theory.contraction import independent_draws as independent_draws
 from thinwire.theory.contraction import is_deterministic as is_deterministic
 from thinwire.theory.contraction import variance as variance
 from thinwire.theory.ef21 import distortion as distortion
@@ -26,6 +28,7 @@ from thinwire.theory.ef21 import ef21_pl_step as ef21_pl_step
 from thinwire.theory.ef21 import ef21_prox_step as ef21_prox_step
 from thinwire.theory.ef21 import ef21_w_step as ef21_w_step
 from thinwire.theory.ef21 import rare_features_step as rare_features_step
+from thinwire.theory.ef21 import weighted_smoothness as weighted_smoothness
 from thinwire.theory.efbv import EFBVConstants as EFBVConstants
 from thinwire.theory.momentum import econtrol_eta as econtrol_eta
 from thinwire.theory.momentum import ef21_hb_step as ef21_hb_step

@@ -13,8 +13,8 @@ from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Rule
 from thinwire.theory import three_point
 from thinwire.theory.bidirectional import ef21_bc_step, ef21_p_step
-from thinwire.theory.contraction import bias_and_variance, contraction, is_deterministic, variance
-from thinwire.theory.ef21 import ef21_nonconvex_step, ef21_pl_step, ef21_w_step
+from thinwire.theory.contraction import bias_and_variance, contraction, independent_draws, is_deterministic, variance
+from thinwire.theory.ef21 import ef21_nonconvex_step, ef21_pl_step, ef21_w_step, weighted_smoothness
 from thinwire.theory.efbv import EFBVConstants
 from thinwire.theory.momentum import ef21_hb_step, ef21_sgdm_step
 from thinwire.theory.partial import ef21_pp_step
@@ -24,6 +24,7 @@ from thinwire.theory.stochastic import ef21_page_step, ef21_sgd_step, page_varia
 from thinwire.theory.tight import tight_step
 
 T1, T2 = "1/(L + L̃√(β/θ))", "min{1/(L + L̃√(2β/θ)), θ/2μ}"
+NO_THEOREM = "unit of the EF21 paper, no theorem"
 EF21_PAPER, BELLS, MEMORY = "Richtárik et al. 2021", "Fatkhullin et al. 2021", "recalled"
 
 
@@ -55,8 +56,13 @@ class Case:
         return len(self.smoothness.workers)
 
     @property
+    def draws(self) -> int:
+        """Independent ones in the mean of the workers' messages; ω_av = ω/draws."""
+        return independent_draws(self.rule.compressor, self.workers)
+
+    @property
     def recursion(self) -> Recursion:
-        return _RECURSIONS.get(self.rule.name, _markov)(self)
+        return _RECURSIONS[self.rule.name](self)
 
 
 def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
@@ -71,9 +77,9 @@ def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
 
 
 def method_recursion(rule: Rule, d: int, workers: int) -> Recursion | None:
-    """θ and β of a rule on d numbers; None where its compressor is no contraction and its theory needs none."""
+    """θ and β of a rule on d numbers; None where its theory has none, or its compressor is no contraction."""
     rule = covered(rule)
-    if rule.name not in _RECURSIONS and compressor_of(rule).delta(d) <= 0:
+    if rule.name not in _RECURSIONS or (rule.name in _EF21S and compressor_of(rule).delta(d) <= 0):
         return None
     any_ = np.ones(workers)
     return Case(rule, Smoothness(1.0, 1.0, any_, any_, any_.astype(np.int64)), d).recursion
@@ -118,17 +124,20 @@ def _v5(case: Case) -> Recursion:
 
 
 def _marina(case: Case) -> Recursion:
-    return three_point.marina(case.rule.probability, variance(case.rule.compressor, case.d), case.workers)
+    return three_point.marina(case.rule.probability, variance(case.rule.compressor, case.d), case.draws)
 
 
+_EF21S = ("ef21", "ef21plus", "ef21w", "ef21hb", "ef21pp", "ef21bc", "ef21page", "memsgd")
+"""The methods whose θ and β are EF21's; of memsgd those of its unit in the EF21 paper."""
 _RECURSIONS: dict[str, Callable[[Case], Recursion]] = {
+    **dict.fromkeys(_EF21S, _markov),
     "clag": _clag,
     "threepcv2": _v2,
     "threepcv4": _v4,
     "threepcv5": _v5,
     "marina": _marina,
 }
-"""Of the methods whose recursion is not EF21's."""
+"""Of the methods that have one; the others' theory is stated otherwise, or not at all."""
 
 
 # ----------------------------------------------------------------------------------------------------------- step sizes
@@ -170,15 +179,17 @@ def _ef21plus(case: Case) -> Iterator[Admissible]:
 
 
 def _ef21w(case: Case) -> Iterator[Admissible]:
-    known = case.smoothness
-    step = ef21_w_step(known.overall, known.arithmetic_mean, case.recursion)
-    yield Admissible("nonconvex", step, "1/(L + mean Lᵢ √(β/θ))", "Richtárik et al. 2024")
+    """With the rule's own weights, which need not be those of the Lᵢ."""
+    case.rule.admit_workers(case.workers)
+    known, weights = case.smoothness, np.array([case.rule.share(i, case.workers) for i in range(case.workers)])
+    step = ef21_w_step(known.overall, weighted_smoothness(known.workers, weights), case.recursion)
+    yield Admissible("nonconvex", step, "1/(L + √(Σ wᵢ (Lᵢ/nwᵢ)²) √(β/θ))", "Richtárik et al. 2024, derived")
 
 
 def _memsgd(case: Case) -> Iterator[Admissible]:
     """The EF21 paper tunes EF in multiples of EF21's step; a theorem it is for one worker alone, and another one."""
     step = ef21_nonconvex_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion)
-    yield Admissible("unit of the EF21 paper, no theorem", step, T1, EF21_PAPER)
+    yield Admissible(NO_THEOREM, step, T1, EF21_PAPER)
     yield from _tight(case)
 
 
@@ -220,7 +231,7 @@ def _page(case: Case) -> Iterator[Admissible]:
 
 def _efbv(case: Case) -> Iterator[Admissible]:
     eta, omega = bias_and_variance(case.rule.compressor, case.d)
-    constants = EFBVConstants(eta, omega, omega / case.workers, case.rule.lam, case.rule.nu)
+    constants = EFBVConstants(eta, omega, omega / case.draws, case.rule.lam, case.rule.nu)
     step = constants.step(case.smoothness.overall, case.smoothness.quadratic_mean)
     yield Admissible("nonconvex, PL", step, "1/(L + L̃√(r_av/r)/s*)", f"Condat et al. 2022, {MEMORY}")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 from thinwire.compressors import Compressor, Contractive, Identity, RandK, TopK, Unbiased
 from thinwire.errors import ConfigError
+from thinwire.feedback import Feedback
 
 
 def contraction(compressor: Compressor, d: int) -> float:
@@ -55,11 +57,37 @@ def bias_and_variance(compressor: Compressor, d: int) -> tuple[float, float]:
     return math.sqrt(1 - alpha), 0.0
 
 
+def independent_draws(compressor: Compressor, workers: int) -> int:
+    """Of how many independent draws the mean of n workers' messages is made, so that its variance is ω over it.
+
+    n where every worker draws for itself; 1 where all draw the same mask, whose errors do not average out: the mean's
+    variance is then ω itself.
+
+    >>> from thinwire import RandK, Unbias
+    >>> [independent_draws(Unbias(RandK(0.1, shared=shared)), 50) for shared in (False, True)]
+    [50, 1]
+    """
+    inner = getattr(compressor, "compressor", None)
+    if isinstance(inner, Compressor):
+        return independent_draws(inner, workers)
+    return 1 if isinstance(compressor, RandK) and compressor.shared else workers
+
+
 def is_deterministic(compressor: Compressor) -> bool:
     """Whether equal vectors give equal messages, as EF21+'s theorem asks."""
     if isinstance(compressor, RandK | Contractive):
         return False
     return isinstance(compressor, Identity) or not isinstance(compressor, Unbiased)
+
+
+def check_counts(rule: Feedback, d: int) -> None:
+    """`check_count` for every compressor of a rule, and of the rule within it."""
+    for field in fields(rule):  # type: ignore[arg-type]  # every rule is a dataclass
+        part = getattr(rule, field.name)
+        if isinstance(part, Compressor):
+            check_count(part, d)
+        elif isinstance(part, Feedback):
+            check_counts(part, d)
 
 
 def check_count(compressor: Compressor, d: int) -> None:

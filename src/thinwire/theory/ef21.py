@@ -36,6 +36,16 @@ def ef21_w_step(L: float, L_mean: float, recursion: Recursion) -> float:
     return ef21_nonconvex_step(L, L_mean, recursion)
 
 
+def weighted_smoothness(L_workers: Matrix, weights: Matrix) -> float:
+    """√(Σ wᵢ (Lᵢ/(n wᵢ))²) for weights with Σ wᵢ = 1: what stands in L̃'s place in EF21-W with weights of its own.
+
+    f = Σ wᵢ f̂ᵢ, where f̂ᵢ = fᵢ/(n wᵢ) is Lᵢ/(n wᵢ)-smooth and gᵢ follows its gradient; theorem 1's proof then goes
+    through with G = Σ wᵢ ‖gᵢ − ∇f̂ᵢ(x)‖² ≥ ‖g − ∇f(x)‖². It is the mean of the Lᵢ, its least value, at wᵢ = Lᵢ/Σ Lⱼ,
+    theorem 1's L̃ at wᵢ = 1/n, and never above maxᵢ Lᵢ/(n wᵢ).
+    """
+    return float(np.sqrt((weights * np.square(L_workers / (L_workers.size * weights))).sum()))
+
+
 def ef21_prox_step(L: float, L_tilde: float, recursion: Recursion) -> float:
     """γ < 1 / (L/2 + L̃ √(β/θ)) for f + r with a proximal step on r   (Fatkhullin et al. 2021)."""
     return 1 / (L / 2 + L_tilde * recursion.ratio)

@@ -48,6 +48,8 @@ def three_point_v5(alpha: float, p: float) -> Recursion:
 def marina(p: float, omega: float, workers: int) -> Recursion:
     """MARINA (Gorbunov et al. 2021), of the aggregate: A = p, B = (1 − p) ω/n, for independent unbiased Qᵢ.
 
+    Where all workers draw the same mask the mean's variance is ω itself: n = 1 here (see `independent_draws`).
+
     Where all Lᵢ are L the step is γ ≤ 1 / (L (1 + √((1 − p) ω/(pn)))).
     """
     _check_probability(p)

@@ -8,8 +8,10 @@ import warnings
 from thinwire.errors import ConfigError, StepSizeWarning
 
 
-def check_step_size(step: float, bound: float, theorem: str) -> float:
+def check_step_size(step: float, bound: float, theorem: str, *, stacklevel: int = 2) -> float:
     """step / bound, the multiple of theory; above 1 a `StepSizeWarning` names the bound. Refuses what is no step size.
+
+    `stacklevel` is that of `warnings.warn`: whose line the warning is about.
 
     >>> check_step_size(0.01, 0.02, "EF21, theorem 1")
     0.5
@@ -19,5 +21,5 @@ def check_step_size(step: float, bound: float, theorem: str) -> float:
     multiple = step / bound
     if multiple > 1:
         problem = f"step size {step:g} is {multiple:.4g} × the largest that {theorem} admits, {bound:g}"
-        warnings.warn(f"{problem}; convergence is not guaranteed", StepSizeWarning, stacklevel=2)
+        warnings.warn(f"{problem}; convergence is not guaranteed", StepSizeWarning, stacklevel=stacklevel)
     return multiple

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from thinwire.engines.trajectory import Instant
 from thinwire.experiments.ef21.bits import honest_bits, paper_bits
 from thinwire.experiments.ef21.settings import Setting
@@ -34,11 +32,10 @@ class Reached:
 
 
 class Course:
-    """What is noted of a run, round by round."""
+    """What is noted of a run, round by round; `least` is f* where f(x) − f* is the measure."""
 
-    def __init__(self, setting: Setting, problem: FiniteSum, watch: Callable[[int], None] | None) -> None:
-        self._setting, self._problem, self._watch = setting, problem, watch
-        self._least = _minimum(problem) if setting.problem == "least-squares" else 0.0
+    def __init__(self, setting: Setting, problem: FiniteSum, least: float, watch: Callable[[int], None] | None) -> None:
+        self._setting, self._problem, self._least, self._watch = setting, problem, least, watch
         self._first: dict[float, tuple[int, float]] = {}
         self._points: list[tuple[int, float]] = []
         self.rounds, self.best, self.diverged = 0, math.inf, False
@@ -98,11 +95,3 @@ class Course:
 
 def _wire_bytes(totals: Mapping[str, float]) -> float:
     return totals["message_bytes"] + totals["broadcast_bytes"]
-
-
-def _minimum(problem: FiniteSum) -> float:
-    """f* of least squares, by the normal equations in the rows' span."""
-    rows = problem.rows if isinstance(problem.rows, np.ndarray) else problem.rows.toarray()
-    weights = np.repeat(1 / np.sqrt(problem.workers * problem.sizes), problem.sizes)
-    x = np.linalg.lstsq(rows * weights[:, None], problem.targets * weights, rcond=None)[0]
-    return problem.value(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from thinwire.experiments.ef21.bits import honest_bits, paper_bits
 from thinwire.experiments.ef21.course import Reached
@@ -20,18 +19,6 @@ TITLES = {
     "momentum": "Heavy ball",
     "stochastic": "Mini-batches",
 }
-
-
-def grouped(outcomes: Sequence[Outcome]) -> list[tuple[tuple[str, str], list[Outcome]]]:
-    """The runs of each figure and data set, in their order."""
-    key = _group
-    order = list(dict.fromkeys(key(one) for one in outcomes))
-    together = sorted(outcomes, key=lambda one: order.index(key(one)))
-    return [(group, list(runs)) for group, runs in groupby(together, key)]
-
-
-def _group(one: Outcome) -> tuple[str, str]:
-    return one.setting.figure, one.setting.dataset
 
 
 def title(figure: str, dataset: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.theory.spectrum import DENSE_SIDE
 
 WORKERS = 20
 TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7)
@@ -39,6 +40,17 @@ class Setting:
     @property
     def title(self) -> str:
         return f"{self.figure}: {self.dataset} · {self.label}"
+
+    def obstacle(self, rows: int, d: int) -> str | None:
+        """Why data of this shape do not allow the run; None where they do."""
+        if max(self.k, self.down or 0) > d:
+            return f"a message of {max(self.k, self.down or 0)} numbers is more than the {d} that there are"
+        if self.workers > rows:
+            return f"{self.workers} workers share {rows} rows, and some would have none"
+        if self.problem == "least-squares" and min(rows, d) > DENSE_SIDE:
+            most = f"up to {DENSE_SIDE:,} rows or columns"
+            return f"μ and f* of least squares are found {most}, these data have {rows:,} and {d:,}"
+        return None
 
     @property
     def tolerances(self) -> tuple[float, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from thinwire.engines.lockfree import Samples
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.problems import Dataset, load_dataset
-from thinwire.problems.datasets import stem
 from thinwire.problems.libsvm import signs
 
 GENERATED, GENERATED_D = "generated", 2_000
@@ -87,12 +85,7 @@ def _size(name: str) -> int:
 
 
 def _loaded(name: str, data: str | None) -> tuple[Any, Any]:
-    file = Path(data) if data and Path(data).is_file() else None
-    if file is not None and stem(file) != name:
-        raise ConfigError(
-            f"--data names one file, {stem(file)}; it does not hold {name}: give the folder, or no --dataset"
-        )
-    dataset: Dataset = load_dataset(data if file and data else name, data)
+    dataset: Dataset = load_dataset(name, data)
     return unit_rows(dataset.rows), signs(dataset.labels, dataset.name)
 
 

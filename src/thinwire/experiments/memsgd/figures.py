@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from math import inf
 
 from thinwire.experiments.memsgd.bits import honest_bits, paper_bits
@@ -22,17 +21,6 @@ TITLES = {
 NEAR = 0.01
 """Above f*: where bits are counted."""
 Rows = list[list[str]]
-
-
-def grouped(outcomes: Sequence[Outcome]) -> list[tuple[tuple[str, str], list[Outcome]]]:
-    """The runs of each figure and data set, in their order."""
-    order = list(dict.fromkeys(_group(one) for one in outcomes))
-    together = sorted(outcomes, key=lambda one: order.index(_group(one)))
-    return [(group, list(runs)) for group, runs in groupby(together, _group)]
-
-
-def _group(one: Outcome) -> tuple[str, str]:
-    return one.setting.figure, one.setting.dataset
 
 
 def title(figure: str, dataset: str) -> str:
