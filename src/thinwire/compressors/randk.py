@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
-from thinwire.compressors.density import check_density, kept
-from thinwire.layout import Layout, Piece
-from thinwire.ops import Key, randk_indices, uniform
+from thinwire.compressors.density import check_density, kept, kept_of
+from thinwire.layout import Layout
+from thinwire.ops import Key, first_uniforms, piece_indices, randk_positions
 from thinwire.payload import Masked, Payload, Sparse
 from thinwire.payload.values import value_format
 from thinwire.schedule import Number, at, bounds
@@ -46,25 +46,21 @@ class RandK(Compressor):
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
-        ratio = None if self.ratio is None else at(self.ratio, key.step)
         draw = key.shared() if self.shared else key
-        counts = [self._count(piece, ratio, draw) for piece in layout.pieces]
+        counts = self._counts(layout, draw)
         if self.shared:
             return Masked.of(x, layout, counts, key, value_format(self.values))
-        parts = [
-            randk_indices(draw.at(piece.index).number, piece.numel, count, x.device) + piece.offset
-            for piece, count in zip(layout.pieces, counts, strict=True)
-        ]
-        positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
+        positions = randk_positions(layout, counts, draw.words(piece_indices(layout)), x.device)
         certain = self.count is None or self.count >= 1
         return Sparse.of(x, positions, layout, value_format(self.values), counted=certain)
 
-    def _count(self, piece: Piece, ratio: float | None, key: Key) -> int:
-        """How many numbers of a piece are sent: k, or for a count below one a coin's answer."""
-        if self.count is None or self.count >= 1 or piece.numel == 0:
-            return kept(piece.numel, ratio, self.count)
-        coin = uniform(key.at(~piece.index).number, 1, torch.float64)  # a key apart from the one that draws coordinates
-        return int(coin < self.count)
+    def _counts(self, layout: Layout, key: Key) -> Sequence[int]:
+        """How many numbers of each piece are sent: k, or for a count below one a coin's answer."""
+        counts = kept_of(layout, None if self.ratio is None else at(self.ratio, key.step), self.count)
+        if self.count is None or self.count >= 1:
+            return counts
+        coins = first_uniforms(key.words(~piece_indices(layout)))  # keys apart from those that draw coordinates
+        return [int(heads and k > 0) for heads, k in zip((coins < self.count).tolist(), counts, strict=True)]
 
     def delta(self, numel: int) -> float:
         if numel == 0:

@@ -120,9 +120,9 @@ class Feedback(Named, ABC):
     def admit_workers(self, workers: int) -> None:
         """Refuse a number of workers that the rule is not made for."""
 
-    def takes_part(self, key: Key) -> bool:
-        """Whether the worker of this key sends in its round; in the first one all do. Else its message is empty."""
-        return True
+    def participants(self, key: Key) -> Sequence[int]:
+        """Which workers of this key send in its round; in the first one all do. The others' messages are empty."""
+        return key.workers
 
     def wants_full(self, key: Key) -> bool:
         """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""

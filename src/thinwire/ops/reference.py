@@ -65,6 +65,13 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     return order[:k].sort().values
 
 
+def randk_positions(layout: Layout, counts: Sequence[int], keys: Tensor, device: torch.device) -> Tensor:
+    """Ascending positions of counts[i] entries of piece i, drawn by keys[i], one after the other."""
+    drawn = zip(layout.pieces, counts, keys.tolist(), strict=True)
+    parts = [randk_indices(key, piece.numel, k, device) + piece.offset for piece, k, key in drawn]
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
+
+
 def large_indices(x: Tensor, threshold: float) -> Tensor:
     """Ascending indices of the entries with |x| >= threshold."""
     return (x.abs() >= threshold).nonzero().squeeze(1)

@@ -12,6 +12,7 @@ from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.cpu.above import above
 from thinwire.ops.cpu.draw import drawn
+from thinwire.ops.cpu.draws import randk_positions as randk_positions
 from thinwire.ops.cpu.exponents import exponent_codes as exponent_codes
 from thinwire.ops.cpu.exponents import exponent_values as exponent_values
 from thinwire.ops.cpu.exponents import nearest_powers as nearest_powers
