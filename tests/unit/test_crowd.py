@@ -14,6 +14,7 @@ from thinwire import (
     EF21PP,
     EF21W,
     QSGD,
+    Compressor,
     Feedback,
     HardThreshold,
     MemSGD,
@@ -134,6 +135,26 @@ def test_ten_thousand_workers_hold_one_vector_each() -> None:
     rounding = 2 * 10_000 * torch.finfo(torch.float64).eps  # of two sums of 10,000 numbers
     assert out.tolist() == pytest.approx([0.0] + [1.0] * 29, rel=0, abs=rounding)
     assert sum(state.numel() for state in crowd.state.values()) == 10_000 * 30
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("compressor", [TopK(count=2), RandK(0.3), HardThreshold(1.0)], ids=str)
+def test_gradients_of_those_who_are_heard_are_enough(compressor: Compressor, probability: float) -> None:
+    """The ledger's norms are worker 0's, every other step, whether or not it sends."""
+    rule = EF21PP(compressor, probability)
+    crowd = Crowd(parameters(), rule, 8, seed=2, ledger_every=2)
+    made = Simulation(parameters(), rule, 8, seed=2, ledger_every=2)
+    sent = set()
+    for now in rounds(torch.float64, workers=8, steps=20):
+        heard = crowd.heard
+        sent.add(len(heard))
+        theirs = made.exchange(rows(now, 8))
+        ours = crowd.exchange({name: stack[list(heard)] for name, stack in now.items()}, 1.0, ranks=heard)
+        assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
+        assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
+    kept = [torch.cat([channel.worker.view(name, "local") for name in SHAPES]) for channel in made.channels]
+    assert torch.equal(crowd.state["local"], torch.stack(kept))
+    assert (0 in sent) == (probability < 0.1)  # a round in which nobody sends is among them
 
 
 @pytest.mark.parametrize("compressor", [TopK(count=2), RandK(0.3), HardThreshold(1.0)], ids=str)

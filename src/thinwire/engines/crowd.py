@@ -112,7 +112,8 @@ class Crowd:
         Rows are those of all workers, or of `ranks`, which must be what `heard` asks for.
         """
         given = self._all if ranks is None else ranks
-        value, before = self._joined(gradients, given), None if previous is None else self._joined(previous, given)
+        value = self._joined(gradients, given)
+        before = value if previous is gradients else None if previous is None else self._joined(previous, given)
         out = torch.zeros(self.layout.numel, dtype=self._dtype)
         if step_size == 0 and Need.STEP_SIZE in self.rule.needs:  # the memory waits for a step, as in `Channel`
             self.ledger.add(self._loopback.cost([sealed_size([])], fixed=True), self.layout.numel, {}, 0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -62,15 +63,27 @@ class Together(Protocol):
         """Every worker's gradient at x, of every parameter, on all of its samples."""
 
 
+@runtime_checkable
+class Partly(Protocol):
+    """A problem that gives the gradients of some workers without a pass over the others' data."""
+
+    def some_gradients(self, workers: Sequence[int], x: Points, step: int) -> Stacked:
+        """The rows of `all_gradients` of these workers, whose numbers rise."""
+
+
 @dataclass(frozen=True)
 class Instant:
     """A round of a run, before its exchange."""
 
     step: int
     x: Points
-    gradients: Stacked
-    """What the workers are about to say, one in each row."""
     ledger: Ledger
+    _gradients: Callable[[], Stacked] = field(repr=False)
+
+    @cached_property
+    def gradients(self) -> Stacked:
+        """Every worker's gradient, one in each row; those of workers who stay away are taken when it is asked for."""
+        return self._gradients()
 
 
 @dataclass
@@ -108,7 +121,7 @@ def simulate(
     for step in range(steps) if watch else _noted(run, problem, steps, every):
         size = step_size(step) if callable(step_size) else step_size
         now, previous = rounds.gradients(step)
-        if watch and watch(Instant(step, x, rounds.stacked(now), run.ledger)):
+        if watch and watch(Instant(step, x, run.ledger, partial(rounds.stacked, now, step))):
             break
         result = rounds.exchange(now, size, previous)
         with rounds.moving():
@@ -145,10 +158,10 @@ class _Rounds(ABC):
         now = self._full(points) if full else self._at(points, step)
         if Need.PREVIOUS not in self.engine.needs:
             return now, None
-        before = self._before or points
-        previous = self._full(before) if full else self._at(before, step)
-        self._before = {name: point.clone() for name, point in points.items()}
-        return now, previous
+        before, self._before = self._before, {name: point.clone() for name, point in points.items()}
+        if before is None or full:  # the first round's is not looked at, nor is that of a round with full gradients
+            return now, now
+        return now, self._at(before, step)
 
     @abstractmethod
     def _at(self, points: Points, step: int) -> Any: ...
@@ -157,8 +170,8 @@ class _Rounds(ABC):
     def _full(self, points: Points) -> Any: ...
 
     @abstractmethod
-    def stacked(self, gradients: Any) -> Stacked:
-        """The workers' gradients as rows."""
+    def stacked(self, gradients: Any, step: int) -> Stacked:
+        """All workers' gradients as rows, given this round's."""
 
     @abstractmethod
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
@@ -171,24 +184,32 @@ class _Rounds(ABC):
 
 @final
 class _AtOnce(_Rounds):
-    """All workers in one call."""
+    """All workers in one call, and no gradients of those who stay away."""
 
     engine: Crowd
+    _ranks: Sequence[int] | None = None
+    """Whose gradients the round's are, where not all workers'."""
 
     def _at(self, points: Points, step: int) -> Stacked:
-        found: Stacked = self.problem.all_gradients(points, step)
+        heard = self.engine.heard
+        some = isinstance(self.problem, Partly) and not isinstance(heard, range)
+        self._ranks = heard if some else None
+        found: Stacked = (
+            self.problem.some_gradients(heard, points, step) if some else self.problem.all_gradients(points, step)
+        )
         return found
 
     def _full(self, points: Points) -> Stacked:
         found: Stacked = self.problem.all_full_gradients(points)
         return found
 
-    def stacked(self, gradients: Any) -> Stacked:
-        found: Stacked = gradients
+    def stacked(self, gradients: Any, step: int) -> Stacked:
+        whole = self._ranks is None
+        found: Stacked = gradients if whole else self.problem.all_gradients(self.engine.points, step)
         return found
 
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
-        return self.engine.exchange(now, size, previous)
+        return self.engine.exchange(now, size, previous, self._ranks)
 
     def moving(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -211,7 +232,7 @@ class _OneByOne(_Rounds):
     def _full(self, points: Points) -> list[Gradients]:
         return [self.problem.full_gradient(worker, points) for worker in range(self.problem.workers)]
 
-    def stacked(self, gradients: Any) -> Stacked:
+    def stacked(self, gradients: Any, step: int) -> Stacked:
         return {name: torch.stack([own[name] for own in gradients]) for name in gradients[0]}
 
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, final
@@ -54,6 +54,9 @@ class Minibatches:
 
     def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         return self._at(step).all_gradients(x, 0)
+
+    def some_gradients(self, workers: Sequence[int], x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        return self._at(step).some_gradients(workers, x, 0)
 
     def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.problem.all_full_gradients(x)
