@@ -10,8 +10,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from thinwire import EF21PAGE, EF21PP, RandK, Simulation, TopK, simulate
-from thinwire.engines.trajectory import Instant, Partly
+from thinwire import EF21, EF21PAGE, EF21PP, MARINA, Plain, RandK, Simulation, TopK, Unbias, simulate
+from thinwire.engines.trajectory import Instant, Partly, Pointwise
 from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression
 from thinwire.problems.minibatches import Minibatches
 from thinwire.updates import Descent
@@ -50,6 +50,37 @@ class CountedPartly(Counted):
     def some_gradients(self, workers: Sequence[int], x: Points, step: int) -> dict[str, Tensor]:
         self.asked.append(str(len(workers)))
         return self.inner.some_gradients(workers, x, step)
+
+
+class CountedPointwise(Counted):
+    def gradients_at(self, places: Tensor, x: Points, step: int) -> Tensor:
+        self.asked.append(f"at {places.numel()}")
+        return self.inner.gradients_at(places, x, step)
+
+
+@pytest.mark.parametrize(
+    "rule", [EF21(RandK(count=2)), Plain(RandK(count=2)), MARINA(Unbias(RandK(count=2)), 0.2)], ids=str
+)
+@pytest.mark.parametrize("batches", [False, True], ids=["exact", "batches"])
+def test_only_drawn_coordinates_are_taken(rule: EF21 | Plain | MARINA, batches: bool) -> None:
+    inner = Minibatches(problem(), 0.5) if batches else problem()
+    whole, pointwise = Counted(inner), CountedPointwise(inner)
+    assert isinstance(pointwise, Pointwise)
+    runs = [simulate(each, rule, steps=40, step_size=0.1, seed=3) for each in (whole, pointwise)]
+    assert runs[0].x["x"].tolist() == runs[1].x["x"].tolist()
+    assert runs[0].losses == runs[1].losses
+    assert runs[0].ledger.summary() == runs[1].ledger.summary()
+    at = [asked for asked in pointwise.asked if asked != "all"]
+    assert set(at) == {f"at {2 * WORKERS}", f"at {2 * WORKERS - 2 + 7}"}  # with all of worker 0's where it is measured
+    assert len(at) > len(whole.asked) / 2
+
+
+def test_dense_rows_give_the_same_coordinates() -> None:
+    inner = problem()
+    dense = FiniteSum(inner.rows.toarray(), inner.targets, inner.offsets, inner.sample_loss, inner.regulariser)
+    x, places = inner.start(), torch.tensor([0, 3, 8, 9, 40, 83])
+    for each in (inner, dense):
+        assert each.gradients_at(places, x, 0).tolist() == each.all_gradients(x, 0)["x"].view(-1)[places].tolist()
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.3])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
@@ -46,15 +48,26 @@ class RandK(Compressor):
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
-        draw = key.shared() if self.shared else key
-        counts = self._counts(layout, draw)
-        if self.shared:
-            return Masked.of(x, layout, counts, key, value_format(self.values))
-        positions = randk_positions(layout, counts, draw.words(piece_indices(layout)), x.device)
-        certain = self.count is None or self.count >= 1
-        return Sparse.of(x, positions, layout, value_format(self.values), counted=certain)
+        positions = _drawn(self, layout, key, x.device)
+        return self._message(positions, x[positions], layout, key)
 
-    def _counts(self, layout: Layout, key: Key) -> Sequence[int]:
+    def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
+        """At the drawn coordinates alone: k numbers are read of either."""
+        positions = _drawn(self, layout, key, target.device)
+        return self._message(positions, target[positions] - local[positions], layout, key)
+
+    def sees(self, layout: Layout, key: Key) -> Tensor:
+        return _drawn(self, layout, key, torch.device("cpu"))
+
+    def _message(self, positions: Tensor, values: Tensor, layout: Layout, key: Key) -> Payload:
+        written = value_format(self.values)
+        if self.shared:
+            rounded = written.round(values, positions, layout)
+            return Masked(positions, rounded, layout, tuple(self.counts(layout, key.shared())), written)
+        certain = self.count is None or self.count >= 1
+        return Sparse.rounded(positions, values, layout, written, counted=certain)
+
+    def counts(self, layout: Layout, key: Key) -> Sequence[int]:
         """How many numbers of each piece are sent: k, or for a count below one a coin's answer."""
         counts = kept_of(layout, None if self.ratio is None else at(self.ratio, key.step), self.count)
         if self.count is None or self.count >= 1:
@@ -69,3 +82,10 @@ class RandK(Compressor):
             return value_format(self.values).keeps(self.count / numel, numel)
         k = kept(numel, None if self.ratio is None else bounds(self.ratio)[0], self.count)
         return value_format(self.values).keeps(k / numel, numel)
+
+
+@lru_cache(maxsize=2)
+def _drawn(compressor: RandK, layout: Layout, key: Key, device: torch.device) -> Tensor:
+    """The positions that it draws; kept, because who takes a gradient asks for them before who compresses it does."""
+    draw = key.shared() if compressor.shared else key
+    return randk_positions(layout, compressor.counts(layout, draw), draw.words(piece_indices(layout)), device)

@@ -7,7 +7,9 @@ parameters, state and byte counts are those of `Simulation`, bit for bit, withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -27,6 +29,15 @@ from thinwire.store import ParameterInfo, Store
 
 Stacked = Mapping[str, Tensor]
 """Parameter name -> the gradients of all workers, one in each row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """All that an exchange looks at of the workers' gradients, laid side by side."""
+
+    places: Tensor
+    """As `Crowd.seen` gives them."""
+    values: Tensor
 
 
 def can_crowd(rule: Rule, parameters: Mapping[str, Tensor]) -> bool:
@@ -76,6 +87,8 @@ class Crowd:
         self.ledger = Ledger(workers, every=ledger_every)
         self._loopback = Loopback(workers)
         self._sizes: dict[tuple[int | None, ...], int] = {}
+        self._blank: dict[str, Tensor] = {}
+        """Vectors that are written where a round looks at them: not a number elsewhere, and old ones."""
         self._step_size: float | None = None
         self._first = True
         self._coins: tuple[int, Sequence[int]] = (-1, self._all)
@@ -99,11 +112,25 @@ class Crowd:
         aside = self.ledger.due(self.step) and not (ranks and ranks[0] == 0)
         return [0, *ranks] if aside else ranks
 
+    @property
+    def seen(self) -> Tensor | None:
+        """Where the next exchange looks at the workers' gradients, laid side by side, in rising order; None where it
+        looks everywhere, or not at all workers (see `heard`). All of worker 0's are there where its norms are due."""
+        if (
+            self.rule.varies
+            or (places := self.rule.sees(self._joint(self.workers), self._key(self._all), self._first)) is None
+        ):
+            return None
+        if not self.ledger.due(self.step):
+            return places
+        d = self.layout.numel
+        return torch.cat([torch.arange(d), places[torch.searchsorted(places, d) :]])
+
     def exchange(
         self,
-        gradients: Stacked,
+        gradients: Stacked | Seen,
         step_size: float,
-        previous: Stacked | None = None,
+        previous: Stacked | Seen | None = None,
         ranks: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
         """The gradient that every worker would get, by parameter. A fault is raised as it is found, and leaves a crowd
@@ -112,8 +139,10 @@ class Crowd:
         Rows are those of all workers, or of `ranks`, which must be what `heard` asks for.
         """
         given = self._all if ranks is None else ranks
-        value = self._joined(gradients, given)
-        before = value if previous is gradients else None if previous is None else self._joined(previous, given)
+        value = self._vectors(gradients, given, "value")
+        before = None if previous is None else value
+        if previous is not None and previous is not gradients:
+            before = self._vectors(previous, given, "previous")
         out = torch.zeros(self.layout.numel, dtype=self._dtype)
         if step_size == 0 and Need.STEP_SIZE in self.rule.needs:  # the memory waits for a step, as in `Channel`
             self.ledger.add(self._loopback.cost([sealed_size([])], fixed=True), self.layout.numel, {}, 0)
@@ -134,6 +163,20 @@ class Crowd:
         if (overflow := int(first_nonfinite(out, self.layout))) != FINITE:
             raise NonFiniteGradient(None, self.layout.pieces[overflow].name, self.step)
         self._first, self._step_size = False, step_size
+
+    def _vectors(self, gradients: Stacked | Seen, ranks: Sequence[int], use: str) -> Tensor:
+        """The workers' vectors one after the other, right wherever the rule looks."""
+        if not isinstance(gradients, Seen):
+            return self._joined(gradients, ranks)
+        if use not in self._blank:
+            self._blank[use] = torch.full((self.workers * self.layout.numel,), math.nan, dtype=self._dtype)
+        finite = gradients.values.isfinite()
+        if not bool(finite.all()):
+            worker, place = divmod(int(gradients.places[~finite][0]), self.layout.numel)
+            piece = next(piece for piece in self.layout.pieces if place < piece.part.stop)
+            raise NonFiniteGradient(worker, piece.name, self.step)
+        self._blank[use][gradients.places] = gradients.values
+        return self._blank[use]
 
     def _joined(self, gradients: Stacked, ranks: Sequence[int]) -> Tensor:
         """The workers' vectors one after the other; a number that is not finite is refused, before anything moves."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from thinwire.engines.crowd import Crowd, Stacked, can_crowd
+from thinwire.engines.crowd import Crowd, Seen, Stacked, can_crowd
 from thinwire.engines.needs import check_need
 from thinwire.engines.simulate import Gradients, Simulation
 from thinwire.errors import ConfigError
@@ -69,6 +69,15 @@ class Partly(Protocol):
 
     def some_gradients(self, workers: Sequence[int], x: Points, step: int) -> Stacked:
         """The rows of `all_gradients` of these workers, whose numbers rise."""
+
+
+@runtime_checkable
+class Pointwise(Protocol):
+    """A problem that gives some coordinates of the workers' gradients without making the others."""
+
+    def gradients_at(self, places: Tensor, x: Points, step: int) -> Tensor:
+        """The numbers of `all_gradients` at rising places of its rows laid side by side; a row has the parameters in
+        the order of `start`, each flattened."""
 
 
 @dataclass(frozen=True)
@@ -184,19 +193,26 @@ class _Rounds(ABC):
 
 @final
 class _AtOnce(_Rounds):
-    """All workers in one call, and no gradients of those who stay away."""
+    """All workers in one call; no more of their gradients than the round looks at, where the problem can tell."""
 
     engine: Crowd
-    _ranks: Sequence[int] | None = None
-    """Whose gradients the round's are, where not all workers'."""
 
-    def _at(self, points: Points, step: int) -> Stacked:
+    def __init__(self, problem: Any, engine: Crowd) -> None:
+        super().__init__(problem, engine)
+        self._partly, self._pointwise = isinstance(problem, Partly), isinstance(problem, Pointwise)
+        self._ranks: Sequence[int] | None = None
+        """Whose gradients the round's are, where not all workers'."""
+
+    def _at(self, points: Points, step: int) -> Stacked | Seen:
         heard = self.engine.heard
-        some = isinstance(self.problem, Partly) and not isinstance(heard, range)
-        self._ranks = heard if some else None
-        found: Stacked = (
-            self.problem.some_gradients(heard, points, step) if some else self.problem.all_gradients(points, step)
-        )
+        self._ranks = heard if self._partly and not isinstance(heard, range) else None
+        if self._ranks is not None:
+            some: Stacked = self.problem.some_gradients(heard, points, step)
+            return some
+        places = self.engine.seen if self._pointwise else None
+        if places is not None:
+            return Seen(places, self.problem.gradients_at(places, points, step))
+        found: Stacked = self.problem.all_gradients(points, step)
         return found
 
     def _full(self, points: Points) -> Stacked:
@@ -204,7 +220,7 @@ class _AtOnce(_Rounds):
         return found
 
     def stacked(self, gradients: Any, step: int) -> Stacked:
-        whole = self._ranks is None
+        whole = self._ranks is None and not isinstance(gradients, Seen)
         found: Stacked = gradients if whole else self.problem.all_gradients(self.engine.points, step)
         return found
 

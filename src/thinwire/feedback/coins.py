@@ -22,11 +22,11 @@ def tossed(key: Key, probability: float) -> Sequence[int]:
     """The workers of a key for whom `toss` is true, each by its own key.
 
     >>> from thinwire.ops import JointKey
-    >>> tossed(JointKey(step=1, ranks=range(9)), 0.5) == [i for i in range(9) if toss(Key(step=1, worker=i), 0.5)]
+    >>> [i for i in range(9) if toss(Key(step=1, worker=i), 0.5)] == list(tossed(JointKey(step=1, ranks=range(9)), 0.5))
     True
     """
     heads = first_uniforms(key.stream(COIN).of_workers()) < probability
-    return [key.workers[row] for row in heads.nonzero().squeeze(1).tolist()]
+    return tuple(key.workers[row] for row in heads.nonzero().squeeze(1).tolist())
 
 
 def check_probability(name: str, probability: float) -> None:

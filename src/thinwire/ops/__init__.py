@@ -92,6 +92,14 @@ def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor,
     return run(pointers, columns, values, weights, offsets, width)
 
 
+def row_sums_at(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int, places: Tensor
+) -> Tensor:
+    """Some numbers of `row_sums`: those at the ascending places of its rows laid side by side."""
+    run = implementation(reference.row_sums_at, weights.device.type)
+    return run(pointers, columns, values, weights, offsets, width, places)
+
+
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The counts[i] entries of largest magnitude of piece i: ascending positions, and values; ties to the lower."""
     return implementation(reference.topk, x.device.type)(x, layout, counts)

@@ -450,6 +450,13 @@ def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor,
     return out.view(-1, width)
 
 
+def row_sums_at(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int, places: Tensor
+) -> Tensor:
+    """The numbers of `row_sums` at some places of its rows laid side by side."""
+    return row_sums(pointers, columns, values, weights, offsets, width).view(-1)[places]
+
+
 def _owners(pointers: Tensor) -> Tensor:
     """The row of each entry."""
     rows = torch.arange(pointers.numel() - 1, device=pointers.device)

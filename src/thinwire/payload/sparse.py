@@ -114,13 +114,6 @@ class Masked(Payload):
         """The shared positions: counts[i] of piece i, drawn without replacement."""
         return randk_positions(layout, counts, key.shared().words(piece_indices(layout)), device)
 
-    @staticmethod
-    def of(x: Tensor, layout: Layout, counts: Sequence[int], key: Key, written: ValueFormat) -> Masked:
-        """The entries of x at the shared positions, rounded to a value format."""
-        positions = Masked.draw(layout, counts, key, x.device)
-        values = written.round(x[positions], positions, layout)
-        return Masked(positions, values, layout, tuple(counts), written)
-
     @property
     def fixed(self) -> bool:
         return True

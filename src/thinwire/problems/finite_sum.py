@@ -177,6 +177,14 @@ class FiniteSum:
             return {"x": torch.empty(0, self.d, dtype=torch.float64)}
         return self.of_workers(workers).all_gradients(x, step)
 
+    def gradients_at(self, places: Tensor, x: Mapping[str, Tensor], step: int) -> Tensor:
+        """Some numbers of `all_gradients` laid side by side, at rising places: nothing of size n × d is made of CSR
+        rows."""
+        point, wanted = x["x"].numpy(), places.numpy()
+        found = self.sums.at(self.weights(point), wanted)
+        found += self.regulariser.gradient(point)[wanted % self.d]
+        return torch.from_numpy(found)
+
     def of_workers(self, workers: Sequence[int]) -> FiniteSum:
         """The problem that these workers have among themselves."""
         chosen = np.asarray(workers, np.int64)

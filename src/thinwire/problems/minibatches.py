@@ -58,6 +58,9 @@ class Minibatches:
     def some_gradients(self, workers: Sequence[int], x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         return self._at(step).some_gradients(workers, x, 0)
 
+    def gradients_at(self, places: Tensor, x: Mapping[str, Tensor], step: int) -> Tensor:
+        return self._at(step).gradients_at(places, x, 0)
+
     def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.problem.all_full_gradients(x)
 

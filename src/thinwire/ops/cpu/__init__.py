@@ -31,6 +31,7 @@ from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.rows import row_products as row_products
 from thinwire.ops.cpu.rows import row_sums as row_sums
+from thinwire.ops.cpu.rows import row_sums_at as row_sums_at
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 from thinwire.ops.cpu.threads import SMALLEST_SHARE
