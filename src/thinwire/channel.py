@@ -218,7 +218,7 @@ class Channel:
     def _send_part(self, part: Part, signal: Signal) -> Payload:
         self.worker.remember(part.layout)
         self._sent.append(part)
-        if not part.first and not part.rule.takes_part(self._key()):
+        if not part.first and not part.rule.participants(self._key()):
             return Empty()
         return part.rule.send(signal, part.layout, self.worker.bind(part.layout), self._key())
 

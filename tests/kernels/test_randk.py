@@ -7,7 +7,8 @@ import torch
 from tests.kernels.backends import BACKENDS
 
 from thinwire import ops
-from thinwire.ops import Key, reference
+from thinwire.layout import Layout
+from thinwire.ops import Key, piece_indices, reference
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -24,6 +25,44 @@ def test_every_back_end_is_the_reference(name: str, device: str, numel: int, thr
                 assert torch.equal(found, reference.randk_indices(_word(number), numel, k, where))
     finally:
         torch.set_num_threads(1)
+
+
+SIZES = (0, 1, 300, 64, 0, 63, 65, 4096, 2, 4097, 70_000, 0)
+"""Pieces around the bounds of the kernels, empty ones among them and last."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("k", [0, 1, 2, 24, 25, 62, 64, 4095, 100_000])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_many_pieces_at_once_are_drawn_as_one_by_one(name: str, device: str, k: int, threads: int) -> None:
+    where = torch.device(device)
+    layout = Layout.of([(str(index), index, (numel,)) for index, numel in enumerate(SIZES)])
+    keys = Key(5, step=k).words(piece_indices(layout))
+    counts = [k if index % 5 else min(k, 1) for index in range(len(SIZES))]
+    torch.set_num_threads(threads)
+    try:
+        with ops.backend(name):
+            found = ops.randk_positions(layout, counts, keys, where)
+    finally:
+        torch.set_num_threads(1)
+    parts = [
+        reference.randk_indices(key, piece.numel, count, where) + piece.offset
+        for key, piece, count in zip(keys.tolist(), layout.pieces, counts, strict=True)
+    ]
+    assert torch.equal(found, torch.cat(parts))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ten_thousand_pieces_are_drawn_as_one_by_one(threads: int) -> None:
+    """Enough numbers for two threads, each with whole pieces."""
+    layout = Layout.of([(str(index), index, (30,)) for index in range(10_000)])
+    keys = Key(2).words(piece_indices(layout))
+    torch.set_num_threads(threads)
+    try:
+        found = ops.randk_positions(layout, [2] * 10_000, keys, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(found, reference.randk_positions(layout, [2] * 10_000, keys, torch.device("cpu")))
 
 
 def _word(number: int) -> int:

@@ -9,6 +9,7 @@ from scipy import sparse
 from torch import Tensor
 
 from thinwire import ops
+from thinwire.ops import reference
 
 BACKENDS = ["reference", "numba"]
 
@@ -59,6 +60,29 @@ def test_row_sums(backend: str, uniform: float | None, columns: torch.dtype) -> 
         with ops.backend(backend):
             found = ops.row_sums(pointers, places.to(columns), values, torch.from_numpy(weights), own, 9)
         assert found.tolist() == expected[first:last].tolist()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("uniform", [None, 1.0, 0.18257])
+@pytest.mark.parametrize("shape", [(40, 9), (60_000, 100)], ids=str)
+def test_row_sums_at_some_places(backend: str, uniform: float | None, shape: tuple[int, int], threads: int) -> None:
+    """Of groups with all places, some and none; the larger matrix has work for two threads."""
+    made, random = matrix(*shape, uniform), np.random.default_rng(1)
+    weights = torch.from_numpy(random.normal(size=shape[0]))
+    offsets = torch.tensor([0, 1, 1, 10, 15, shape[0] // 2, shape[0]])
+    wanted = random.random((6, shape[1])) < 0.3
+    wanted[1], wanted[3], wanted[4] = True, True, False
+    places = torch.from_numpy(np.flatnonzero(wanted))
+    csr = parts(made, uniform)
+    torch.set_num_threads(threads)
+    try:
+        with ops.backend(backend):
+            found = ops.row_sums_at(*csr, weights, offsets, shape[1], places)
+    finally:
+        torch.set_num_threads(1)
+    expected = reference.row_sums(*csr, weights, offsets, shape[1]).view(-1)[places]
+    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,17 +13,23 @@ from thinwire import (
     EF21,
     EF21PP,
     EF21W,
+    EFBV,
+    MARINA,
     QSGD,
+    Compressor,
     Feedback,
     HardThreshold,
     MemSGD,
+    Plain,
     RandK,
     Route,
     ScaledSign,
     Simulation,
+    ThreePCv5,
     TopK,
+    Unbias,
 )
-from thinwire.engines.crowd import Crowd, can_crowd
+from thinwire.engines.crowd import Crowd, Seen, can_crowd
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Need
 
@@ -73,6 +79,56 @@ def test_one_call_is_n_channels(rule: Feedback, dtype: torch.dtype) -> None:
         kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
         assert torch.equal(state, torch.stack(kept))
     assert crowd.ledger.summary() == pytest.approx(made.ledger.summary(), rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("rule", [*CROWDS, MARINA(Unbias(RandK(0.2)), 0.3), ThreePCv5(RandK(0.2), 0.3)], ids=str)
+def test_what_is_seen_is_all_that_is_looked_at(rule: Feedback) -> None:
+    """Everything else is not a number, which would show in the result, the state or the norms."""
+    made, crowd = (engine(parameters(), rule, WORKERS, seed=4, ledger_every=2) for engine in (Simulation, Crowd))
+    before = None
+    for now in rounds(torch.float64):
+        places = crowd.seen
+        previous = (before or now) if Need.PREVIOUS in rule.needs else None
+        theirs = made.exchange(
+            rows(now), dict.fromkeys(SHAPES, 0.5), previous=None if previous is None else rows(previous)
+        )
+        for blank in crowd._blank.values():
+            blank.fill_(torch.nan)
+        ours = crowd.exchange(_seen(now, places), 0.5, None if previous is None else _seen(previous, places))
+        assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
+        assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
+        before = now
+    for slot, state in crowd.state.items():
+        kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
+        assert torch.equal(state, torch.stack(kept))
+
+
+def _seen(stacked: dict[str, Tensor], places: Tensor | None) -> dict[str, Tensor] | Seen:
+    if places is None:
+        return stacked
+    flat = torch.cat([stack.reshape(WORKERS, -1) for stack in stacked.values()], dim=1).view(-1)
+    return Seen(places, flat[places])
+
+
+def test_random_coordinates_are_known_before_the_gradient() -> None:
+    for rule in (EF21(RandK(count=2)), Plain(RandK(0.1)), EFBV(RandK(0.1)), MARINA(Unbias(RandK(0.1)), 2.0**-40)):
+        crowd = Crowd({"x": torch.zeros(100)}, rule, 50, ledger_every=0)
+        gradients = {"x": torch.ones(50, 100)}
+        crowd.exchange(gradients, 1.0, gradients)
+        assert crowd.seen is not None
+        assert crowd.seen.numel() == 50 * (2 if rule.name == "ef21" else 10)
+    for rule in (EF21(TopK(count=2)), MemSGD(RandK(count=2)), EF21PP(RandK(count=2), 0.5)):
+        assert Crowd({"x": torch.zeros(100)}, rule, 50).seen is None
+
+
+def test_what_is_seen_must_be_finite() -> None:
+    crowd = Crowd(parameters(), Plain(RandK(0.5)), WORKERS)
+    places = crowd.seen
+    assert places is not None
+    values = torch.zeros(places.numel(), dtype=torch.float64)
+    values[-1] = torch.inf
+    with pytest.raises(NonFiniteGradient, match=r"rank 2.*'b' at step 0"):
+        crowd.exchange(Seen(places, values), 1.0)
 
 
 def test_most_methods_need_no_channels() -> None:
@@ -134,6 +190,26 @@ def test_ten_thousand_workers_hold_one_vector_each() -> None:
     rounding = 2 * 10_000 * torch.finfo(torch.float64).eps  # of two sums of 10,000 numbers
     assert out.tolist() == pytest.approx([0.0] + [1.0] * 29, rel=0, abs=rounding)
     assert sum(state.numel() for state in crowd.state.values()) == 10_000 * 30
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("compressor", [TopK(count=2), RandK(0.3), HardThreshold(1.0)], ids=str)
+def test_gradients_of_those_who_are_heard_are_enough(compressor: Compressor, probability: float) -> None:
+    """The ledger's norms are worker 0's, every other step, whether or not it sends."""
+    rule = EF21PP(compressor, probability)
+    crowd = Crowd(parameters(), rule, 8, seed=2, ledger_every=2)
+    made = Simulation(parameters(), rule, 8, seed=2, ledger_every=2)
+    sent = set()
+    for now in rounds(torch.float64, workers=8, steps=20):
+        heard = crowd.heard
+        sent.add(len(heard))
+        theirs = made.exchange(rows(now, 8))
+        ours = crowd.exchange({name: stack[list(heard)] for name, stack in now.items()}, 1.0, ranks=heard)
+        assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
+        assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
+    kept = [torch.cat([channel.worker.view(name, "local") for name in SHAPES]) for channel in made.channels]
+    assert torch.equal(crowd.state["local"], torch.stack(kept))
+    assert (0 in sent) == (probability < 0.1)  # a round in which nobody sends is among them
 
 
 @pytest.mark.parametrize("compressor", [TopK(count=2), RandK(0.3), HardThreshold(1.0)], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire import Key
-from thinwire.ops import random_bits, uniform
-from thinwire.ops.keys import mix
+from thinwire.ops import JointKey, joint_index, random_bits, uniform
+from thinwire.ops.keys import mix, signed
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -95,3 +96,17 @@ def test_torchs_generator_is_untouched() -> None:
     before = torch.get_rng_state()
     uniform(Key(1).number, 100, torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("ranks", [range(5), [1, 4, 70_000]], ids=str)
+def test_the_keys_of_many_workers_are_their_own(ranks: Sequence[int]) -> None:
+    joint = JointKey(3, 5, ranks=ranks)
+    indices = [0, 7, -1, -8, 2**31]
+    pieces = [joint_index(row, i) if i >= 0 else ~joint_index(row, ~i) for row in range(len(ranks)) for i in indices]
+    own = [Key(3, 5, worker, index) for worker in ranks for index in indices]
+    assert [joint.at(piece) for piece in pieces] == own
+    assert joint.numbers(pieces) == [key.number for key in own]
+    assert joint.shared().numbers(pieces) == [key.shared().number for key in own]
+    assert joint.stream(2).numbers(pieces) == [key.stream(2).number for key in own]
+    assert joint.of_workers().tolist() == [signed(Key(3, 5, worker).number) for worker in ranks]
+    assert Key(3, 5, 4).words(torch.tensor(indices)).tolist() == [signed(Key(3, 5, 4, i).number) for i in indices]

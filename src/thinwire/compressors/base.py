@@ -37,9 +37,18 @@ class Compressor(Named, ABC):
 
     def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
         """A follower's step: c = C(target - local); local <- local + c."""
-        payload = self(target - local, layout, key)
+        payload = self.between(target, local, layout, key)
         payload.add_to(local)
         return payload
+
+    def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
+        """C(target - local); both are left as they are."""
+        return self(target - local, layout, key)
+
+    def sees(self, layout: Layout, key: Key) -> Tensor | None:
+        """The ascending positions of the entries that are all it looks at, on the CPU; None where it looks at every
+        one."""
+        return None
 
     @property
     def apart(self) -> bool:

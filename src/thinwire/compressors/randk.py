@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Compressor, check
-from thinwire.compressors.density import check_density, kept
-from thinwire.layout import Layout, Piece
-from thinwire.ops import Key, randk_indices, uniform
+from thinwire.compressors.density import check_density, kept, kept_of
+from thinwire.layout import Layout
+from thinwire.ops import Key, first_uniforms, piece_indices, randk_positions
 from thinwire.payload import Masked, Payload, Sparse
 from thinwire.payload.values import value_format
 from thinwire.schedule import Number, at, bounds
@@ -46,25 +48,32 @@ class RandK(Compressor):
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
-        ratio = None if self.ratio is None else at(self.ratio, key.step)
-        draw = key.shared() if self.shared else key
-        counts = [self._count(piece, ratio, draw) for piece in layout.pieces]
-        if self.shared:
-            return Masked.of(x, layout, counts, key, value_format(self.values))
-        parts = [
-            randk_indices(draw.at(piece.index).number, piece.numel, count, x.device) + piece.offset
-            for piece, count in zip(layout.pieces, counts, strict=True)
-        ]
-        positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
-        certain = self.count is None or self.count >= 1
-        return Sparse.of(x, positions, layout, value_format(self.values), counted=certain)
+        positions = _drawn(self, layout, key, x.device)
+        return self._message(positions, x[positions], layout, key)
 
-    def _count(self, piece: Piece, ratio: float | None, key: Key) -> int:
-        """How many numbers of a piece are sent: k, or for a count below one a coin's answer."""
-        if self.count is None or self.count >= 1 or piece.numel == 0:
-            return kept(piece.numel, ratio, self.count)
-        coin = uniform(key.at(~piece.index).number, 1, torch.float64)  # a key apart from the one that draws coordinates
-        return int(coin < self.count)
+    def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
+        """At the drawn coordinates alone: k numbers are read of either."""
+        positions = _drawn(self, layout, key, target.device)
+        return self._message(positions, target[positions] - local[positions], layout, key)
+
+    def sees(self, layout: Layout, key: Key) -> Tensor:
+        return _drawn(self, layout, key, torch.device("cpu"))
+
+    def _message(self, positions: Tensor, values: Tensor, layout: Layout, key: Key) -> Payload:
+        written = value_format(self.values)
+        if self.shared:
+            rounded = written.round(values, positions, layout)
+            return Masked(positions, rounded, layout, tuple(self.counts(layout, key.shared())), written)
+        certain = self.count is None or self.count >= 1
+        return Sparse.rounded(positions, values, layout, written, counted=certain)
+
+    def counts(self, layout: Layout, key: Key) -> Sequence[int]:
+        """How many numbers of each piece are sent: k, or for a count below one a coin's answer."""
+        counts = kept_of(layout, None if self.ratio is None else at(self.ratio, key.step), self.count)
+        if self.count is None or self.count >= 1:
+            return counts
+        coins = first_uniforms(key.words(~piece_indices(layout)))  # keys apart from those that draw coordinates
+        return [int(heads and k > 0) for heads, k in zip((coins < self.count).tolist(), counts, strict=True)]
 
     def delta(self, numel: int) -> float:
         if numel == 0:
@@ -73,3 +82,10 @@ class RandK(Compressor):
             return value_format(self.values).keeps(self.count / numel, numel)
         k = kept(numel, None if self.ratio is None else bounds(self.ratio)[0], self.count)
         return value_format(self.values).keeps(k / numel, numel)
+
+
+@lru_cache(maxsize=2)
+def _drawn(compressor: RandK, layout: Layout, key: Key, device: torch.device) -> Tensor:
+    """The positions that it draws; kept, because who takes a gradient asks for them before who compresses it does."""
+    draw = key.shared() if compressor.shared else key
+    return randk_positions(layout, compressor.counts(layout, draw), draw.words(piece_indices(layout)), device)

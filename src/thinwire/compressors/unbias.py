@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from thinwire.compressors.base import Unbiased, check
 from thinwire.compressors.randk import RandK
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Payload
+from thinwire.ops.blocks import piece_of
+from thinwire.payload import Masked, Payload, Sparse
 from thinwire.payload.values import value_format
 from thinwire.schedule import Warmup
 
@@ -35,10 +38,21 @@ class Unbias(Unbiased):
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
-        scaled = x.clone()
-        for piece, view in layout.views(scaled):
-            view.mul_(1.0 + self.omega(piece.numel))
-        return self.compressor(scaled, layout, key)
+        return self._scaled(self.compressor(x, layout, key), layout)
+
+    def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
+        return self._scaled(self.compressor.between(target, local, layout, key), layout)
+
+    def sees(self, layout: Layout, key: Key) -> Tensor:
+        return self.compressor.sees(layout, key)
+
+    def _scaled(self, payload: Payload, layout: Layout) -> Payload:
+        """What is sent, times d/k of its piece."""
+        assert isinstance(payload, Sparse | Masked)  # as rand-k has it
+        values = payload.values
+        factors = _factors(self, layout, values.dtype, values.device)
+        factor = factors if len(layout.pieces) == 1 else factors[piece_of(payload.positions, layout)]
+        return replace(payload, values=values * factor)
 
     @property
     def apart(self) -> bool:
@@ -46,3 +60,10 @@ class Unbias(Unbiased):
 
     def omega(self, numel: int) -> float:
         return 1.0 / self.compressor.delta(numel) - 1.0
+
+
+@lru_cache(maxsize=64)
+def _factors(compressor: Unbias, layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 + omega of each piece; kept for layouts of many workers."""
+    by_size = {numel: 1.0 + compressor.omega(numel) for numel in {piece.numel for piece in layout.pieces}}
+    return torch.tensor([by_size[piece.numel] for piece in layout.pieces], dtype=dtype, device=device)

@@ -7,7 +7,9 @@ parameters, state and byte counts are those of `Simulation`, bit for bit, withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -28,6 +30,15 @@ from thinwire.store import ParameterInfo, Store
 
 Stacked = Mapping[str, Tensor]
 """Parameter name -> the gradients of all workers, one in each row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """All that an exchange looks at of the workers' gradients, laid side by side."""
+
+    places: Tensor
+    """As `Crowd.seen` gives them."""
+    values: Tensor
 
 
 def can_crowd(rule: Rule, parameters: Mapping[str, Tensor]) -> bool:
@@ -77,8 +88,12 @@ class Crowd:
         self.ledger = Ledger(workers, every=ledger_every)
         self._loopback = Loopback(workers)
         self._sizes: dict[tuple[Count, ...], int] = {}
+        self._blank: dict[str, Tensor] = {}
+        """Vectors that are written where a round looks at them: not a number elsewhere, and old ones."""
         self._step_size: float | None = None
         self._first = True
+        self._coins: tuple[int, Sequence[int]] = (-1, self._all)
+        """A step and who sends in it: who asks for `heard` need not toss again."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -88,50 +103,100 @@ class Crowd:
     @property
     def wants_full(self) -> bool:
         """Whether the next exchange is to be given gradients of all samples."""
-        return Need.FULL in self.rule.needs and (self._first or self.rule.wants_full(self._key().shared()))
+        return Need.FULL in self.rule.needs and (self._first or self.rule.wants_full(self._shared_key()))
 
-    def exchange(self, gradients: Stacked, step_size: float, previous: Stacked | None = None) -> dict[str, Tensor]:
+    @property
+    def heard(self) -> Sequence[int]:
+        """The workers whose gradients the next exchange looks at: those who send, and worker 0 where its norms are
+        due. All of them where it is a range."""
+        ranks = self._ranks()
+        aside = self.ledger.due(self.step) and not (ranks and ranks[0] == 0)
+        return [0, *ranks] if aside else ranks
+
+    @property
+    def seen(self) -> Tensor | None:
+        """Where the next exchange looks at the workers' gradients, laid side by side, in rising order; None where it
+        looks everywhere, or not at all workers (see `heard`). All of worker 0's are there where its norms are due."""
+        if (
+            self.rule.varies
+            or (places := self.rule.sees(self._joint(self.workers), self._key(self._all), self._first)) is None
+        ):
+            return None
+        if not self.ledger.due(self.step):
+            return places
+        d = self.layout.numel
+        return torch.cat([torch.arange(d), places[torch.searchsorted(places, d) :]])
+
+    def exchange(
+        self,
+        gradients: Stacked | Seen,
+        step_size: float,
+        previous: Stacked | Seen | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]:
         """The gradient that every worker would get, by parameter. A fault is raised as it is found, and leaves a crowd
-        that is of no more use."""
-        value, before = self._joined(gradients), None if previous is None else self._joined(previous)
+        that is of no more use.
+
+        Rows are those of all workers, or of `ranks`, which must be what `heard` asks for.
+        """
+        given = self._all if ranks is None else ranks
+        value = self._vectors(gradients, given, "value")
+        before = None if previous is None else value
+        if previous is not None and previous is not gradients:
+            before = self._vectors(previous, given, "previous")
         out = torch.zeros(self.layout.numel, dtype=self._dtype)
         if step_size == 0 and Need.STEP_SIZE in self.rule.needs:  # the memory waits for a step, as in `Channel`
             self.ledger.add(self._loopback.cost([sealed_size([])], fixed=True), self.layout.numel, {}, 0)
         else:
-            self._run(value, before, step_size, out)
+            self._run(value, before, given, step_size, out)
         self.step += 1
         self.ledger.finish(skipped=False)
         return {piece.name: view.view(piece.shape) for piece, view in self.layout.views(out)}
 
-    def _run(self, value: Tensor, previous: Tensor | None, step_size: float, out: Tensor) -> None:
+    def _run(self, value: Tensor, previous: Tensor | None, given: Sequence[int], step_size: float, out: Tensor) -> None:
         """Both halves of the rule: all workers' payloads, and what the server makes of them."""
         ranks = self._ranks()
         signal = Signal(value, self._rescale(step_size, len(ranks)), self._first, previous=previous)
-        stack = Stack(self._send(signal, ranks), self.layout, ranks, self.workers)
+        stack = Stack(self._send(signal, given, ranks), self.layout, ranks, self.workers)
         self._account(stack, signal)
-        round = Round(stack, self._key().shared(), self._first)
+        round = Round(stack, self._shared_key(), self._first)
         self.rule.receive(round, self.layout, self.server.bind(self.layout), out)
         if (overflow := int(first_nonfinite(out, self.layout))) != FINITE:
             raise NonFiniteGradient(None, self.layout.pieces[overflow].name, self.step)
         self._first, self._step_size = False, step_size
 
-    def _joined(self, gradients: Stacked) -> Tensor:
+    def _vectors(self, gradients: Stacked | Seen, ranks: Sequence[int], use: str) -> Tensor:
+        """The workers' vectors one after the other, right wherever the rule looks."""
+        if not isinstance(gradients, Seen):
+            return self._joined(gradients, ranks)
+        if use not in self._blank:
+            self._blank[use] = torch.full((self.workers * self.layout.numel,), math.nan, dtype=self._dtype)
+        finite = gradients.values.isfinite()
+        if not bool(finite.all()):
+            worker, place = divmod(int(gradients.places[~finite][0]), self.layout.numel)
+            piece = next(piece for piece in self.layout.pieces if place < piece.part.stop)
+            raise NonFiniteGradient(worker, piece.name, self.step)
+        self._blank[use][gradients.places] = gradients.values
+        return self._blank[use]
+
+    def _joined(self, gradients: Stacked, ranks: Sequence[int]) -> Tensor:
         """The workers' vectors one after the other; a number that is not finite is refused, before anything moves."""
-        rows = [gradients[piece.name].reshape(self.workers, piece.numel) for piece in self.layout.pieces]
+        rows = [gradients[piece.name].reshape(len(ranks), piece.numel) for piece in self.layout.pieces]
         flat = (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)).reshape(-1)
-        place = int(first_nonfinite(flat, joint_layout(self.layout, self._all)))
+        place = int(first_nonfinite(flat, self._joint(len(ranks))))
         if place != FINITE:
-            worker, piece = divmod(place, len(self.layout.pieces))
-            raise NonFiniteGradient(worker, self.layout.pieces[piece].name, self.step)
+            row, piece = divmod(place, len(self.layout.pieces))
+            raise NonFiniteGradient(ranks[row], self.layout.pieces[piece].name, self.step)
         return flat
 
     def _ranks(self) -> Sequence[int]:
         """The workers that send in this round."""
         if self._first or not self.rule.varies:  # where workers may stay away, their messages vary
             return self._all
-        keys = (Key(self.seed, self.step, rank) for rank in self._all)
-        ranks = [rank for rank, key in enumerate(keys) if self.rule.takes_part(key)]
-        return self._all if len(ranks) == self.workers else ranks
+        if self._coins[0] != self.step:
+            ranks = self.rule.participants(self._key(self._all))
+            self._coins = self.step, self._all if len(ranks) == self.workers else ranks
+        return self._coins[1]
 
     def _rescale(self, step_size: float, workers: int) -> tuple[float, ...] | None:
         """Previous step size / this one for each piece of so many workers; None where it has not moved."""
@@ -140,32 +205,30 @@ class Crowd:
         assert self._step_size is not None
         return (self._step_size / step_size,) * (workers * len(self.layout.pieces))
 
-    def _send(self, signal: Signal, ranks: Sequence[int]) -> Payload:
-        """The joint payload of these workers; the state of the others stays as it is."""
+    def _send(self, signal: Signal, given: Sequence[int], ranks: Sequence[int]) -> Payload:
+        """The joint payload of the workers that send; the state of the others stays as it is, and is not read."""
         if not ranks:
             return Empty()
-        layout = joint_layout(self.layout, tuple(ranks) if isinstance(ranks, list) else ranks)
+        layout, key = self._joint(len(ranks)), self._key(ranks)
         if ranks is self._all:
             state = {name: rows.view(-1) for name, rows in self.state.items()}
-            return self.rule.send(signal, layout, state, self._key())
+            return self.rule.send(signal, layout, state, key)
         chosen = torch.tensor(ranks, dtype=torch.int64)
         state = {name: rows[chosen].view(-1) for name, rows in self.state.items()}
-        payload = self.rule.send(self._of(signal, chosen), layout, state, self._key())
+        payload = self.rule.send(_of(signal, given, chosen), layout, state, key)
         for name, rows in self.state.items():
             rows[chosen] = state[name].view(len(ranks), -1)
         return payload
 
-    def _of(self, signal: Signal, chosen: Tensor) -> Signal:
-        """Some workers' part of the signal."""
-        value, previous = (
-            None if flat is None else flat.view(self.workers, -1)[chosen].view(-1)
-            for flat in (signal.value, signal.previous)
-        )
-        assert value is not None
-        return Signal(value, signal.rescale, signal.first, previous=previous)
+    def _joint(self, rows: int) -> Layout:
+        """The layout of so many workers' vectors side by side."""
+        return _first_pieces(joint_layout(self.layout, self.workers), rows * len(self.layout.pieces))
 
-    def _key(self) -> Key:
-        return JointKey(self.seed, self.step)
+    def _key(self, ranks: Sequence[int]) -> Key:
+        return JointKey(self.seed, self.step, ranks=ranks)
+
+    def _shared_key(self) -> Key:
+        return Key(self.seed, self.step).shared()
 
     # ------------------------------------------------------------------------------------------------------ accounting
 
@@ -212,9 +275,27 @@ def _shape(payload: Payload) -> tuple[Count, ...]:
     return (payload.tag, payload.elements, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
 
 
-@lru_cache(maxsize=8)
-def joint_layout(layout: Layout, ranks: range | tuple[int, ...]) -> Layout:
-    """The pieces of these workers one after the other, each with the index that its worker's keys are found by."""
-    return Layout.of(
-        [(piece.name, joint_index(rank, piece.index), piece.shape) for rank in ranks for piece in layout.pieces]
+def _of(signal: Signal, given: Sequence[int], chosen: Tensor) -> Signal:
+    """The part of the signal of the given workers that belongs to the chosen ones."""
+    if len(given) == chosen.numel():
+        return signal
+    rows = chosen if isinstance(given, range) else torch.searchsorted(torch.tensor(given, dtype=torch.int64), chosen)
+    value, previous = (
+        None if flat is None else flat.view(len(given), -1)[rows].view(-1) for flat in (signal.value, signal.previous)
     )
+    assert value is not None
+    return Signal(value, signal.rescale, signal.first, previous=previous)
+
+
+@lru_cache(maxsize=8)
+def joint_layout(layout: Layout, rows: int) -> Layout:
+    """The pieces of so many workers one after the other, each with the index that its worker's keys are found by."""
+    return Layout.of(
+        [(piece.name, joint_index(row, piece.index), piece.shape) for row in range(rows) for piece in layout.pieces]
+    )
+
+
+@lru_cache(maxsize=64)
+def _first_pieces(layout: Layout, count: int) -> Layout:
+    """The first pieces of a layout, which are not made anew: 8 bytes each where half of 10,000 workers take part."""
+    return layout if count == len(layout.pieces) else Layout(layout.pieces[:count])

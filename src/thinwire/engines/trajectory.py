@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from thinwire.engines.beyond_theory import Smooth, check_dimension, checked_size, warn_beyond_theory
-from thinwire.engines.crowd import Crowd, Stacked, can_crowd
+from thinwire.engines.crowd import Crowd, Seen, Stacked, can_crowd
 from thinwire.engines.needs import check_need
 from thinwire.engines.simulate import Gradients, Simulation
 from thinwire.errors import ConfigError
@@ -63,15 +64,36 @@ class Together(Protocol):
         """Every worker's gradient at x, of every parameter, on all of its samples."""
 
 
+@runtime_checkable
+class Partly(Protocol):
+    """A problem that gives the gradients of some workers without a pass over the others' data."""
+
+    def some_gradients(self, workers: Sequence[int], x: Points, step: int) -> Stacked:
+        """The rows of `all_gradients` of these workers, whose numbers rise."""
+
+
+@runtime_checkable
+class Pointwise(Protocol):
+    """A problem that gives some coordinates of the workers' gradients without making the others."""
+
+    def gradients_at(self, places: Tensor, x: Points, step: int) -> Tensor:
+        """The numbers of `all_gradients` at rising places of its rows laid side by side; a row has the parameters in
+        the order of `start`, each flattened."""
+
+
 @dataclass(frozen=True)
 class Instant:
     """A round of a run, before its exchange."""
 
     step: int
     x: Points
-    gradients: Stacked
-    """What the workers are about to say, one in each row."""
     ledger: Ledger
+    _gradients: Callable[[], Stacked] = field(repr=False)
+
+    @cached_property
+    def gradients(self) -> Stacked:
+        """Every worker's gradient, one in each row; those of workers who stay away are taken when it is asked for."""
+        return self._gradients()
 
 
 @dataclass
@@ -120,7 +142,7 @@ def simulate(
     for step in range(steps) if watch else _noted(run, problem, steps, every):
         size = checked_size(step_size(step), step) if callable(step_size) else step_size
         now, previous = rounds.gradients(step)
-        if watch and watch(Instant(step, x, rounds.stacked(now), run.ledger)):
+        if watch and watch(Instant(step, x, run.ledger, partial(rounds.stacked, now, step))):
             break
         result = rounds.exchange(now, size, previous)
         with rounds.moving():
@@ -157,10 +179,10 @@ class _Rounds(ABC):
         now = self._full(points) if full else self._at(points, step)
         if Need.PREVIOUS not in self.engine.needs:
             return now, None
-        before = self._before or points
-        previous = self._full(before) if full else self._at(before, step)
-        self._before = {name: point.clone() for name, point in points.items()}
-        return now, previous
+        before, self._before = self._before, {name: point.clone() for name, point in points.items()}
+        if before is None or full:  # the first round's is not looked at, nor is that of a round with full gradients
+            return now, now
+        return now, self._at(before, step)
 
     @abstractmethod
     def _at(self, points: Points, step: int) -> Any: ...
@@ -169,8 +191,8 @@ class _Rounds(ABC):
     def _full(self, points: Points) -> Any: ...
 
     @abstractmethod
-    def stacked(self, gradients: Any) -> Stacked:
-        """The workers' gradients as rows."""
+    def stacked(self, gradients: Any, step: int) -> Stacked:
+        """All workers' gradients as rows, given this round's."""
 
     @abstractmethod
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
@@ -183,11 +205,25 @@ class _Rounds(ABC):
 
 @final
 class _AtOnce(_Rounds):
-    """All workers in one call."""
+    """All workers in one call; no more of their gradients than the round looks at, where the problem can tell."""
 
     engine: Crowd
 
-    def _at(self, points: Points, step: int) -> Stacked:
+    def __init__(self, problem: Any, engine: Crowd) -> None:
+        super().__init__(problem, engine)
+        self._partly, self._pointwise = isinstance(problem, Partly), isinstance(problem, Pointwise)
+        self._ranks: Sequence[int] | None = None
+        """Whose gradients the round's are, where not all workers'."""
+
+    def _at(self, points: Points, step: int) -> Stacked | Seen:
+        heard = self.engine.heard
+        self._ranks = heard if self._partly and not isinstance(heard, range) else None
+        if self._ranks is not None:
+            some: Stacked = self.problem.some_gradients(heard, points, step)
+            return some
+        places = self.engine.seen if self._pointwise else None
+        if places is not None:
+            return Seen(places, self.problem.gradients_at(places, points, step))
         found: Stacked = self.problem.all_gradients(points, step)
         return found
 
@@ -195,12 +231,13 @@ class _AtOnce(_Rounds):
         found: Stacked = self.problem.all_full_gradients(points)
         return found
 
-    def stacked(self, gradients: Any) -> Stacked:
-        found: Stacked = gradients
+    def stacked(self, gradients: Any, step: int) -> Stacked:
+        whole = self._ranks is None and not isinstance(gradients, Seen)
+        found: Stacked = gradients if whole else self.problem.all_gradients(self.engine.points, step)
         return found
 
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:
-        return self.engine.exchange(now, size, previous)
+        return self.engine.exchange(now, size, previous, self._ranks)
 
     def moving(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -225,7 +262,7 @@ class _OneByOne(_Rounds):
     def _full(self, points: Points) -> list[Gradients]:
         return [self.problem.full_gradient(worker, points) for worker in range(self.problem.workers)]
 
-    def stacked(self, gradients: Any) -> Stacked:
+    def stacked(self, gradients: Any, step: int) -> Stacked:
         return {name: torch.stack([own[name] for own in gradients]) for name in gradients[0]}
 
     def exchange(self, now: Any, size: float, previous: Any) -> dict[str, Tensor]:

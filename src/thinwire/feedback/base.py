@@ -105,6 +105,11 @@ class Feedback(Named, ABC):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
 
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        """The ascending positions that are all `send` looks at of the signal's vectors in the round of this key, or
+        None where it looks at every one: an engine need not take the rest of a gradient."""
+        return None
+
     @abstractmethod
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         """The server's half: advance the common slots and write the resulting gradient into `out`."""
@@ -120,9 +125,9 @@ class Feedback(Named, ABC):
     def admit_workers(self, workers: int) -> None:
         """Refuse a number of workers that the rule is not made for."""
 
-    def takes_part(self, key: Key) -> bool:
-        """Whether the worker of this key sends in its round; in the first one all do. Else its message is empty."""
-        return True
+    def participants(self, key: Key) -> Sequence[int]:
+        """Which workers of this key send in its round; in the first one all do. The others' messages are empty."""
+        return key.workers
 
     def wants_full(self, key: Key) -> bool:
         """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""

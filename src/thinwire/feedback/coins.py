@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thinwire.errors import ConfigError
-from thinwire.ops import Key
+from thinwire.ops import Key, first_uniforms
 from thinwire.ops.keys import first_uniform
 from thinwire.schedule import is_number
 
@@ -14,6 +16,17 @@ COIN = 1 << 20
 def toss(key: Key, probability: float) -> bool:
     """True with this probability: by a worker's key for each worker by itself, by a shared key for all alike."""
     return first_uniform(key.stream(COIN).at(0).number) < probability
+
+
+def tossed(key: Key, probability: float) -> Sequence[int]:
+    """The workers of a key for whom `toss` is true, each by its own key.
+
+    >>> from thinwire.ops import JointKey
+    >>> [i for i in range(9) if toss(Key(step=1, worker=i), 0.5)] == list(tossed(JointKey(step=1, ranks=range(9)), 0.5))
+    True
+    """
+    heads = first_uniforms(key.stream(COIN).of_workers()) < probability
+    return tuple(key.workers[row] for row in heads.nonzero().squeeze(1).tolist())
 
 
 def check_probability(name: str, probability: float) -> None:

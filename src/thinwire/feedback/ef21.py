@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from thinwire.compressors import Compressor
 from thinwire.feedback.increments import Increments, check_rule
+from thinwire.layout import Layout
+from thinwire.ops import Key
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,6 @@ class EF21(Increments):
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.sees(layout, key)

@@ -12,6 +12,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback.base import Round, Slot, State, check_contraction
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
+from thinwire.ops import Key
 
 SERVER = 1
 """The stream of the server's random key, apart from those by which workers share a mask."""
@@ -40,6 +41,9 @@ class EF21BC(Increments):
         check_rule(self, self.start)
         if not isinstance(self.server, Compressor):
             raise ConfigError(f"{self.name} takes a compressor for the server, such as topk(0.01), got {self.server!r}")
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.sees(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         mean, broadcast = self.add_(round, state["mean"]), state["broadcast"]

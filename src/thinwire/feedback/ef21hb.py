@@ -12,6 +12,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback.base import Round, Slot, State
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
+from thinwire.ops import Key
 from thinwire.schedule import is_number
 
 
@@ -36,6 +37,9 @@ class EF21HB(Increments):
         check_rule(self, self.start)
         if not (is_number(self.eta) and 0 <= self.eta < 1):
             raise ConfigError(f"{self.name} eta must lie in [0, 1), got {self.eta}")
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.sees(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return out.copy_(state["velocity"].mul_(self.eta).add_(self.add_(round, state["mean"])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,8 +69,8 @@ class EF21P(Feedback):
     def residual(self, signal: Signal, state: State) -> Tensor | None:
         return self.rule.residual(signal, state)
 
-    def takes_part(self, key: Key) -> bool:
-        return self.rule.takes_part(key)
+    def participants(self, key: Key) -> Sequence[int]:
+        return self.rule.participants(key)
 
     def wants_full(self, key: Key) -> bool:
         return self.rule.wants_full(key)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.coins import check_probability, toss
+from thinwire.feedback.coins import check_probability, tossed
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.ops import Key
 
@@ -33,5 +34,5 @@ class EF21PP(Increments):
         check_rule(self, self.start)
         check_probability(self.name, self.probability)
 
-    def takes_part(self, key: Key) -> bool:
-        return toss(key, self.probability)
+    def participants(self, key: Key) -> Sequence[int]:
+        return tossed(key, self.probability)

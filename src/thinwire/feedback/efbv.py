@@ -45,9 +45,12 @@ class EFBV(Increments):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         if signal.first and self.start != "compressed":
             return super().send(signal, layout, state, key)
-        payload = self.compressor(signal.value - state["local"], layout, key)
+        payload = self.compressor.between(signal.value, state["local"], layout, key)
         payload.add_to(state["local"], alpha=self.lam)
         return payload
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.sees(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         if round.first and self.start == "gradient":

@@ -48,7 +48,11 @@ class MARINA(Feedback):
         if signal.first or toss(key.shared(), self.probability):
             return Dense(signal.value.clone())
         assert signal.previous is not None  # engines see to what a rule needs
-        return self.compressor(signal.value - signal.previous, layout, key)
+        return self.compressor.between(signal.value, signal.previous, layout, key)
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        whole = first or toss(key.shared(), self.probability)
+        return None if whole else self.compressor.sees(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         mean = state["mean"]

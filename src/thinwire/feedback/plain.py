@@ -32,6 +32,9 @@ class Plain(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.compressor(signal.value, layout, key)
 
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return self.compressor.sees(layout, key)
+
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)
 

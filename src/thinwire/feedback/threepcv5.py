@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Need, Signal, State
 from thinwire.feedback.coins import check_probability, toss
@@ -42,6 +44,10 @@ class ThreePCv5(Increments):
         if toss(key.shared(), self.probability):
             return whole_(state["local"], signal.value)
         assert signal.previous is not None  # engines see to what a rule needs
-        payload = self.compressor(signal.value - signal.previous, layout, key)
+        payload = self.compressor.between(signal.value, signal.previous, layout, key)
         payload.add_to(state["local"])
         return payload
+
+    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        whole = first or toss(key.shared(), self.probability)
+        return None if whole else self.compressor.sees(layout, key)

@@ -17,8 +17,10 @@ from thinwire.ops.backends import backend as backend
 from thinwire.ops.backends import implementation
 from thinwire.ops.blocks import block_count as block_count
 from thinwire.ops.blocks import block_lengths as block_lengths
+from thinwire.ops.blocks import piece_indices as piece_indices
 from thinwire.ops.keys import JointKey as JointKey
 from thinwire.ops.keys import Key as Key
+from thinwire.ops.keys import first_uniforms as first_uniforms
 from thinwire.ops.keys import joint_index as joint_index
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
@@ -91,6 +93,14 @@ def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor,
     every i, dense; added up in the order of the rows. `values` has one for each entry or one for all."""
     run = implementation(reference.row_sums, weights.device.type)
     return run(pointers, columns, values, weights, offsets, width)
+
+
+def row_sums_at(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int, places: Tensor
+) -> Tensor:
+    """Some numbers of `row_sums`: those at the ascending places of its rows laid side by side."""
+    run = implementation(reference.row_sums_at, weights.device.type)
+    return run(pointers, columns, values, weights, offsets, width, places)
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -170,6 +180,11 @@ def variance_strom_(
 def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     """Ascending indices of k entries drawn uniformly without replacement."""
     return implementation(reference.randk_indices, device.type)(key, numel, k, device)
+
+
+def randk_positions(layout: Layout, counts: Sequence[int], keys: Tensor, device: torch.device) -> Tensor:
+    """Ascending positions of counts[i] entries of piece i, drawn by keys[i] as `randk_indices` does."""
+    return implementation(reference.randk_positions, device.type)(layout, counts, keys, device)
 
 
 def correlation_squares_(

@@ -28,6 +28,12 @@ def piece_ends(layout: Layout, device: torch.device) -> Tensor:
     return torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=device)
 
 
+@lru_cache(maxsize=64)
+def piece_indices(layout: Layout) -> Tensor:
+    """The index of each piece, which its keys are found by; kept for layouts of many workers. Not to be written to."""
+    return torch.tensor([piece.index for piece in layout.pieces], dtype=torch.int64)
+
+
 @lru_cache(maxsize=256)
 def one_piece(numel: int) -> Layout:
     """A vector as one piece."""

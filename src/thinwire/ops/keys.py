@@ -7,7 +7,7 @@ stream by accident, every back-end draws the same bits, and torch's global gener
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,7 +46,7 @@ class Key:
 
     def shared(self) -> Key:
         """The key that every worker holds for this step and piece."""
-        return type(self)(self.seed, self.step, SHARED, self.piece)
+        return replace(self, worker=SHARED)
 
     def stream(self, number: int) -> Key:
         """A key for the same place whose draws are independent of this one's: for a second compressor, or a coin."""
@@ -59,37 +59,81 @@ class Key:
 
     def numbers(self, pieces: Iterable[int]) -> list[int]:
         """The numbers of this key at several pieces."""
-        state = 0
-        for part in (self.seed, self.step, self.worker):
-            state = mix(state ^ (part & _MASK))
+        state = _chain(self.seed, self.step, self.worker)
         return [mix(state ^ (piece & _MASK)) for piece in pieces]
+
+    def words(self, pieces: Tensor) -> Tensor:
+        """The numbers of this key at several pieces, as int64."""
+        return torch.tensor([signed(number) for number in self.numbers(pieces.tolist())], dtype=torch.int64)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """Whose key it is, in the order in which their vectors lie side by side."""
+        return (self.worker,)
+
+    def of_workers(self) -> Tensor:
+        """The number of each worker's key at piece 0, as int64."""
+        return self.words(torch.arange(len(self.workers), dtype=torch.int64) << _INDEX_BITS)
+
+
+def _chain(*parts: int) -> int:
+    """The hash of some numbers in their order."""
+    state = 0
+    for part in parts:
+        state = mix(state ^ (part & _MASK))
+    return state
 
 
 @dataclass(frozen=True)
 class JointKey(Key):
-    """The keys of many workers at one step: the index of a piece says whose piece it is (see `joint_index`)."""
+    """The keys of many workers at one step: the index of a piece says in which row of `ranks` its worker stands (see
+    `joint_index`)."""
+
+    ranks: Sequence[int] = ()
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self.ranks
 
     def at(self, piece: int) -> Key:
         """The key that the piece's own worker has for it; the shared one of all workers after `shared`."""
         joint = ~piece if piece < 0 else piece
-        worker = self.worker if self.worker == SHARED else joint >> _INDEX_BITS
-        index = joint & ((1 << _INDEX_BITS) - 1)
+        worker = self.worker if self.worker == SHARED else self.ranks[joint >> _INDEX_BITS]
+        index = joint & _INDEX
         return Key(self.seed, self.step, worker, ~index if piece < 0 else index)
 
     def numbers(self, pieces: Iterable[int]) -> list[int]:
-        return [self.at(piece).number for piece in pieces]
+        return [number & _MASK for number in self.words(torch.tensor(list(pieces), dtype=torch.int64)).tolist()]
+
+    def words(self, pieces: Tensor) -> Tensor:
+        """As `at` has them, all at once: those of 10,000 workers take 0.3 ms, where one after the other takes 40."""
+        sign = pieces >> 63  # -1 for a piece ~i, which is i with every bit turned
+        joint = pieces ^ sign
+        index = (joint & _INDEX) ^ sign
+        if self.worker == SHARED:
+            return mixed(index ^ signed(_chain(self.seed, self.step, SHARED)))
+        worker = _tensor(self.ranks)[joint >> _INDEX_BITS]
+        return mixed(index ^ mixed(worker ^ signed(_chain(self.seed, self.step))))
 
 
 _INDEX_BITS = 32
+_INDEX = (1 << _INDEX_BITS) - 1
 
 
-def joint_index(worker: int, index: int) -> int:
+def joint_index(row: int, index: int) -> int:
     """The index of one worker's piece among the pieces of many workers.
 
-    >>> JointKey(seed=3, step=5).at(joint_index(worker=2, index=7)) == Key(seed=3, step=5, worker=2, piece=7)
+    >>> JointKey(seed=3, step=5, ranks=[4, 6, 9]).at(joint_index(2, index=7)) == Key(seed=3, step=5, worker=9, piece=7)
     True
     """
-    return worker << _INDEX_BITS | index
+    return row << _INDEX_BITS | index
+
+
+def _tensor(numbers: Sequence[int]) -> Tensor:
+    """Whole numbers as int64."""
+    if isinstance(numbers, range):
+        return torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def signed(number: int) -> int:
@@ -104,7 +148,12 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
 
 def words_at(places: Tensor, key: int) -> Tensor:
     """The draws of 64 random bits at some places, as int64."""
-    z = (places + 1) * signed(GOLDEN) + signed(key)
+    return mixed(places * signed(GOLDEN) + signed(key))
+
+
+def mixed(z: Tensor) -> Tensor:
+    """`mix` of every number, as int64."""
+    z = z + signed(GOLDEN)
     z = (z ^ _shift_right(z, 30)) * signed(MULTIPLIERS[0])
     z = (z ^ _shift_right(z, 27)) * signed(MULTIPLIERS[1])
     return z ^ _shift_right(z, 31)
@@ -128,3 +177,12 @@ def first_uniform(key: int) -> float:
     True
     """
     return (mix(key) >> 11) * 2.0**-53
+
+
+def first_uniforms(keys: Tensor) -> Tensor:
+    """`first_uniform` of each of many keys, given as int64.
+
+    >>> first_uniforms(torch.tensor([7, -1])).tolist() == [first_uniform(7), first_uniform(2**64 - 1)]
+    True
+    """
+    return _shift_right(mixed(keys), 11).to(torch.float64) * 2.0**-53

@@ -73,6 +73,13 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
     return order[:k].sort().values
 
 
+def randk_positions(layout: Layout, counts: Sequence[int], keys: Tensor, device: torch.device) -> Tensor:
+    """Ascending positions of counts[i] entries of piece i, drawn by keys[i], one after the other."""
+    drawn = zip(layout.pieces, counts, keys.tolist(), strict=True)
+    parts = [randk_indices(key, piece.numel, k, device) + piece.offset for piece, k, key in drawn]
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
+
+
 def large_indices(x: Tensor, threshold: float) -> Tensor:
     """Ascending indices of the entries with |x| >= threshold; NaN, as the largest magnitude, reaches any threshold."""
     return (~(x.abs() < threshold)).nonzero().squeeze(1)
@@ -466,6 +473,13 @@ def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor,
     values = values if values.numel() == 1 else values[part]
     out.index_add_(0, _owners(offsets)[rows] * width + columns[part].long(), values * weights[first:last][rows])
     return out.view(-1, width)
+
+
+def row_sums_at(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int, places: Tensor
+) -> Tensor:
+    """The numbers of `row_sums` at some places of its rows laid side by side."""
+    return row_sums(pointers, columns, values, weights, offsets, width).view(-1)[places]
 
 
 def _owners(pointers: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.errors import WireError
 from thinwire.layout import Layout
-from thinwire.ops import Key, add_at_, randk_indices, without_zeros
+from thinwire.ops import Key, add_at_, piece_indices, randk_positions, without_zeros
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, fields
 from thinwire.payload.positions import pack_positions, size_varies, unpack_all_positions, unpack_positions
@@ -112,18 +112,7 @@ class Masked(Payload):
     @staticmethod
     def draw(layout: Layout, counts: Sequence[int], key: Key, device: torch.device) -> Tensor:
         """The shared positions: counts[i] of piece i, drawn without replacement."""
-        parts = [
-            randk_indices(key.shared().at(p.index).number, p.numel, count, device) + p.offset
-            for p, count in zip(layout.pieces, counts, strict=True)
-        ]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
-
-    @staticmethod
-    def of(x: Tensor, layout: Layout, counts: Sequence[int], key: Key, written: ValueFormat) -> Masked:
-        """The entries of x at the shared positions, rounded to a value format."""
-        positions = Masked.draw(layout, counts, key, x.device)
-        values = written.round(x[positions], positions, layout)
-        return Masked(positions, values, layout, tuple(counts), written)
+        return randk_positions(layout, counts, key.shared().words(piece_indices(layout)), device)
 
     @property
     def fixed(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -182,6 +182,28 @@ class FiniteSum:
     def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Every worker's ∇fᵢ(x), one in each row, by one pass over the data."""
         return {"x": torch.from_numpy(self.gradients(x["x"].numpy()))}
+
+    def some_gradients(self, workers: Sequence[int], x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Some workers' rows of `all_gradients`, by a pass over their data alone; of dense rows up to rounding."""
+        if not workers:
+            return {"x": torch.empty(0, self.d, dtype=torch.float64)}
+        return self.of_workers(workers).all_gradients(x, step)
+
+    def gradients_at(self, places: Tensor, x: Mapping[str, Tensor], step: int) -> Tensor:
+        """Some numbers of `all_gradients` laid side by side, at rising places: nothing of size n × d is made of CSR
+        rows."""
+        point, wanted = x["x"].numpy(), places.numpy()
+        found = self.sums.at(self.weights(point), wanted)
+        found += self.regulariser.gradient(point)[wanted % self.d]
+        return torch.from_numpy(found)
+
+    def of_workers(self, workers: Sequence[int]) -> FiniteSum:
+        """The problem that these workers have among themselves."""
+        chosen = np.asarray(workers, np.int64)
+        sizes = self.sizes[chosen]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        own = np.repeat(self.offsets[chosen] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return replace(self, rows=self.rows[own], targets=self.targets[own], offsets=offsets)
 
     def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.all_gradients(x, 0)

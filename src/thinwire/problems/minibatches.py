@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.errors import ConfigError
+from thinwire.layout import Layout
+from thinwire.ops import JointKey, randk_positions
 from thinwire.problems.finite_sum import FiniteSum
+
+BATCH = 1 << 21
+"""The stream of keys that samples are drawn by: compressors and coins draw from others."""
 
 
 @final
@@ -20,7 +26,8 @@ from thinwire.problems.finite_sum import FiniteSum
 class Minibatches:
     """Gradients over max(1, ⌊share · Nᵢ⌋) of worker i's samples, drawn without replacement anew in each round.
 
-    A round's samples depend on (seed, step) alone, so a gradient can be taken of the same ones at two points.
+    A round's samples depend on (seed, step) alone, so a gradient can be taken of the same ones at two points. Worker i
+    takes those with the smallest of Nᵢ random words, as rand-k takes coordinates: one call draws for all workers.
     """
 
     problem: FiniteSum
@@ -55,6 +62,12 @@ class Minibatches:
     def all_gradients(self, x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         return self._at(step).all_gradients(x, 0)
 
+    def some_gradients(self, workers: Sequence[int], x: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        return self._at(step).some_gradients(workers, x, 0)
+
+    def gradients_at(self, places: Tensor, x: Mapping[str, Tensor], step: int) -> Tensor:
+        return self._at(step).gradients_at(places, x, 0)
+
     def all_full_gradients(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.problem.all_full_gradients(x)
 
@@ -63,11 +76,13 @@ class Minibatches:
 
     def draw(self, step: int) -> Any:
         """The rows of a round's batches, in the order of workers."""
-        random = np.random.default_rng((self.seed, step))
-        pairs = zip(self.problem.offsets[:-1], self.problem.sizes, self.counts, strict=True)
-        return np.concatenate(
-            [first + np.sort(random.choice(size, count, replace=False)) for first, size, count in pairs]
-        )
+        keys = JointKey(self.seed, step, ranks=range(self.workers)).stream(BATCH).of_workers()
+        return randk_positions(self._shards, self.counts.tolist(), keys, torch.device("cpu")).numpy()
+
+    @cached_property
+    def _shards(self) -> Layout:
+        """Every worker's samples as a piece."""
+        return Layout.of([("samples", worker, (int(size),)) for worker, size in enumerate(self.problem.sizes)])
 
 
 @lru_cache(maxsize=2)

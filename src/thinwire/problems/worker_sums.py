@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.extras import require
-from thinwire.ops import row_products, row_sums
+from thinwire.ops import row_products, row_sums, row_sums_at
 
 Offsets = NDArray[np.int64]
 Vector = NDArray[np.float64]
@@ -47,6 +47,10 @@ class WorkerSums(ABC):
     def block(self, weights: Vector, first: int, last: int) -> Vector:
         """The sums of the workers first..last-1, dense."""
 
+    @abstractmethod
+    def at(self, weights: Vector, places: NDArray[np.int64]) -> Vector:
+        """Some numbers of the n sums laid side by side, at rising places."""
+
 
 @final
 class DenseSums(WorkerSums):
@@ -73,6 +77,11 @@ class DenseSums(WorkerSums):
         block = (weights[start:stop], self._columns[: stop - start], pointers)
         matrix = require("scipy.sparse", "tasks", PURPOSE).csr_matrix(block, shape=(last - first, stop - start))
         found: Vector = matrix @ self.rows[start:stop]
+        return found
+
+    def at(self, weights: Vector, places: NDArray[np.int64]) -> Vector:
+        """By all of them, which are no more than the data."""
+        found: Vector = self.all(weights).reshape(-1)[places]
         return found
 
 
@@ -139,6 +148,10 @@ class SparseSums(WorkerSums):
     def block(self, weights: Vector, first: int, last: int) -> Vector:
         own = self._offsets[first : last + 1]
         return _array(row_sums(*self._csr, torch.from_numpy(weights), own, self.rows.shape[1]))
+
+    def at(self, weights: Vector, places: NDArray[np.int64]) -> Vector:
+        given, wanted = torch.from_numpy(weights), torch.from_numpy(places)
+        return _array(row_sums_at(*self._csr, given, self._offsets, self.rows.shape[1], wanted))
 
 
 def _csr(matrix: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.cpu.above import above
 from thinwire.ops.cpu.draw import drawn
+from thinwire.ops.cpu.draws import randk_positions as randk_positions
 from thinwire.ops.cpu.exponents import exponent_codes as exponent_codes
 from thinwire.ops.cpu.exponents import exponent_values as exponent_values
 from thinwire.ops.cpu.exponents import nearest_powers as nearest_powers
@@ -31,6 +32,7 @@ from thinwire.ops.cpu.quantise import negative_bits as negative_bits
 from thinwire.ops.cpu.quantise import power_codes as power_codes
 from thinwire.ops.cpu.rows import row_products as row_products
 from thinwire.ops.cpu.rows import row_sums as row_sums
+from thinwire.ops.cpu.rows import row_sums_at as row_sums_at
 from thinwire.ops.cpu.select import largest
 from thinwire.ops.cpu.sweep import DIFFERENCE, MEMORY, PLAIN
 from thinwire.ops.cpu.threads import SMALLEST_SHARE

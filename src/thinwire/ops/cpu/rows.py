@@ -19,6 +19,8 @@ from thinwire.ops.cpu.threads import alone, at_once, bounds
 
 EASE = 8
 """An entry takes half a nanosecond, so that another thread is worth its while for eight times as many of them."""
+UNREAD = 16
+"""Sums that take up what is not asked for."""
 ONE, TWO, THREE, FOUR = (np.uint64(i) for i in range(1, 5))
 """Entries are counted without sign: numba then asks of no place whether it counts from the end (twice as fast)."""
 
@@ -106,6 +108,41 @@ def _sums_of_ones(
                 entry += ONE
 
 
+@njit(nogil=True, cache=True)
+def _sums_at(
+    pointers: Any, columns: Any, values: Any, weights: Any, offsets: Any, begin: int, end: int, width: int,
+    places: Any, bounds: Any, out: Any,
+) -> None:  # fmt: skip  # pragma: no cover
+    """The places of group g are places[bounds[g]:bounds[g + 1]]. A column that is none of them leads to one of the last
+    `sums`, which nobody reads, so that no entry is asked whether it counts; and to one of several, so that its addition
+    does not wait for the one before."""
+    most = 0
+    for group in range(begin, end):
+        most = max(most, bounds[group + 1] - bounds[group])
+    sums = np.zeros(most + UNREAD, out.dtype)
+    slots = np.empty(width, np.uint64)
+    for column in range(width):
+        slots[column] = most + column % UNREAD
+    for group in range(begin, end):
+        first, count = bounds[group], bounds[group + 1] - bounds[group]
+        if count == 0:
+            continue
+        sums[:count] = 0
+        for i in range(count):
+            slots[places[first + i] - group * width] = i
+        for row in range(offsets[group], offsets[group + 1]):
+            weight = weights[row]
+            entry, last = np.uint64(pointers[row]), np.uint64(pointers[row + 1])
+            while entry < last:
+                term = weight if values is None else weight * values[entry]
+                sums[slots[np.uint64(columns[entry])]] += term
+                entry += ONE
+        for i in range(count):
+            column = places[first + i] - group * width
+            slots[column] = most + column % UNREAD
+            out[first + i] = sums[i]
+
+
 def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """See `reference.row_products`: every thread takes rows with as many entries."""
     a, b, c, d = pointers.numpy(), columns.numpy(), values.numpy(), x.numpy()
@@ -134,6 +171,24 @@ def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor,
     else:
         _shared(lambda begin, end: _sums(a, b, c, d, e, begin, end, width, out), groups, total, work)
     return torch.from_numpy(out).view(-1, width)
+
+
+def row_sums_at(
+    pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int, places: Tensor
+) -> Tensor:
+    """See `reference.row_sums_at`: nothing as large as all sums is made.
+
+    One number of each of 10,000 groups: the entries of w8a are passed over in 0.9 ms, beside 4.5 for all sums.
+    """
+    a, b, c, d, e, f = (each.numpy() for each in (pointers, columns, values, weights, offsets, places))
+    groups, out = e.size - 1, np.empty(f.size, weights.numpy().dtype)
+    cuts = np.searchsorted(f, np.arange(groups + 1) * width)
+    each, weighed = (None, d if c[0] == 1 else d * c) if c.size == 1 else (c, d)
+    _shared(
+        lambda begin, end: _sums_at(a, b, each, weighed, e, begin, end, width, f, cuts, out),
+        groups, int(a[e[-1]] - a[e[0]]) + f.size, lambda: a[e] - a[e[0]] + cuts,
+    )  # fmt: skip
+    return torch.from_numpy(out)
 
 
 def _shared(task: Callable[[int, int], None], count: int, total: int, work: Callable[[], Any]) -> None:

@@ -15,6 +15,7 @@ from thinwire.ops.blocks import one_piece
 from thinwire.ops.cuda import correlate, exponents, variance, wire
 from thinwire.ops.cuda.above import positions_above
 from thinwire.ops.cuda.draw import randk_indices as randk_indices
+from thinwire.ops.cuda.draw import randk_positions as randk_positions
 from thinwire.ops.cuda.exponents import exponent_values as exponent_values
 from thinwire.ops.cuda.quantise import add_levels_ as add_levels_
 from thinwire.ops.cuda.quantise import add_powers_ as add_powers_
