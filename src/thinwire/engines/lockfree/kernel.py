@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+from thinwire.ops.cpu.compiled import compiled
 
-_compile: Any = njit  # its types do not know of _nrt
-kernel: Any = _compile(nogil=True, cache=True, error_model="numpy", _nrt=False)
-inlined: Any = _compile(nogil=True, cache=True, error_model="numpy", _nrt=False, inline="always")
+kernel: Any = compiled(error_model="numpy", _nrt=False)
+inlined: Any = compiled(error_model="numpy", _nrt=False, inline="always")
 """For functions of many arrays: each array is seven arguments, which a call would pass through memory in every step."""

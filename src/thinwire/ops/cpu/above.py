@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.blocks import one_piece
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.finds import Segments, found, segments_of
 from thinwire.ops.cpu.lanes import LANES
 from thinwire.ops.cpu.sweep import ONE, PLAIN, STRETCH, accumulate, entry, is_difference, is_memory, large, lowest
@@ -28,7 +28,7 @@ WHOLE = -1.0
 """The quantum that stands for: entries are sent as they are."""
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def send(
     kind: Any, a: Any, b: Any, i: int, quantum: Any, c: int, places: Any, entries: Any
 ) -> None:  # pragma: no cover
@@ -43,7 +43,7 @@ def send(
         a[i] += sent
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def send_above(
     kind: Any,
     a: Any,
@@ -101,7 +101,7 @@ def above(
     layout, ratios = pieces or (one_piece(a.size), [1.0])
     parts = segments_of(layout, np.array(ratios, a.dtype))
 
-    def search(begin: int, end: int, places: Any, entries: Any) -> tuple[int, int]:
+    def search(begin: int, end: int, places: Any, entries: Any) -> Any:
         return send_above(kind, a, b, parts, begin, end, level.view(integer), step, mask, places, entries)
 
     positions, values = found(search, a.size, first.dtype)

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.lanes import LANES
 from thinwire.ops.cpu.sweep import ONE, at_least, lowest
 from thinwire.ops.cpu.threads import in_parallel
@@ -29,7 +29,7 @@ DEVIATIONS = 6
 _GOLDEN, _FIRST, _SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def word(key: Any, i: Any) -> Any:  # pragma: no cover
     """The i-th draw of a key, as `keys.random_bits` defines it."""
     z = key + (i + ONE) * _GOLDEN
@@ -38,7 +38,7 @@ def word(key: Any, i: Any) -> Any:  # pragma: no cover
     return np.int64(z ^ (z >> np.uint64(31)))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def draw(key: Any, begin: int, end: int, level: Any, places: Any, words: Any) -> int:  # pragma: no cover
     """The draws of [begin, end) that lie below the level, in order: how many, or -1 where there is too little room."""
     block = np.empty(LANES, np.int64)
@@ -60,7 +60,7 @@ def draw(key: Any, begin: int, end: int, level: Any, places: Any, words: Any) ->
     return used
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def kth_word(words: Any, k: int, sure: Any) -> Any:  # pragma: no cover
     """The k-th smallest word, looked for among those from `sure` on unless k or more lie below it."""
     below = 0
@@ -77,7 +77,7 @@ def kth_word(words: Any, k: int, sure: Any) -> Any:  # pragma: no cover
     return np.partition(band, k - 1 - below)[k - 1 - below]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def keep(places: Any, words: Any, kth: Any, out: Any, n: int) -> int:  # pragma: no cover
     """Write the places of the words up to the k-th into `out` from n on: how many there are now."""
     for c in range(places.size):

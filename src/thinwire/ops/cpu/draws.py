@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.draw import EVERY_BIT, drawn, word
 from thinwire.ops.cpu.lanes import LANES
 from thinwire.ops.cpu.sweep import ONE, at_least, lowest
@@ -34,7 +34,7 @@ HIGHEST = np.int64((1 << 63) - 1)
 """Never among the k < d smallest words of a key, no two of which are equal."""
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sink(words: Any, places: Any, k: int, new: Any, place: int) -> None:  # pragma: no cover
     """Replace the top of a heap of k words by a smaller one."""
     i = 0
@@ -49,7 +49,7 @@ def sink(words: Any, places: Any, k: int, new: Any, place: int) -> None:  # prag
     words[i], places[i] = new, place
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def smallest(key: Any, numel: int, k: int, block: Any, words: Any, places: Any) -> None:  # pragma: no cover
     """Where the k < numel smallest words of a key stand, into places[:k], in no order."""
     words[:k] = HIGHEST
@@ -66,7 +66,7 @@ def smallest(key: Any, numel: int, k: int, block: Any, words: Any, places: Any) 
             found &= found - ONE
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def lower(key: Any, numel: int, k: int, words: Any, places: Any) -> None:  # pragma: no cover
     """Where the k < numel smallest words of a key stand, into places[:k], in rising order."""
     for i in range(numel):
@@ -79,7 +79,7 @@ def lower(key: Any, numel: int, k: int, words: Any, places: Any) -> None:  # pra
             n += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def draw_each(
     keys: Any, starts: Any, numels: Any, counts: Any, ends: Any, first: int, last: int, out: Any
 ) -> None:  # pragma: no cover

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.blocks import piece_ends
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.fields import GROUP, join, split
 from thinwire.ops.cpu.threads import bounds, in_parallel
 from thinwire.ops.exponents import HIGHEST, LOWEST, NO_VALUE, floor_log2
@@ -37,7 +37,7 @@ def _runs(positions: Tensor, layout: Layout) -> Any:
     return runs
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _largest(bits: Any, runs: Any, begin: int, end: int, largest: Any) -> None:  # pragma: no cover
     """The largest magnitude of each run, as an integer: for floats of one sign that is the order of the numbers."""
     for p in range(largest.size):
@@ -55,7 +55,7 @@ def _tops(values: Any, runs: Any) -> Tensor:
     return floor_log2(torch.from_numpy(largest.max(0).view(np.float32)))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _round_part(x: Any, top: Any, wide: Any, out: Any) -> None:  # pragma: no cover
     """The nearer power of two of each number of a run, or zero."""
     bits = wide.view(np.int64)
@@ -68,7 +68,7 @@ def _round_part(x: Any, top: Any, wide: Any, out: Any) -> None:  # pragma: no co
         out[j] = wide[j] if x[j] > 0 else 0 - wide[j]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _round(x: Any, runs: Any, tops: Any, out: Any, begin: int, end: int) -> None:  # pragma: no cover
     wide = np.empty(GROUP, np.float64)
     for p in range(tops.size):
@@ -78,7 +78,7 @@ def _round(x: Any, runs: Any, tops: Any, out: Any, begin: int, end: int) -> None
             _round_part(x[s:stop], np.int64(tops[p]), wide, out[s:stop])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _code_part(x: Any, top: Any, wide: Any, codes: Any) -> None:  # pragma: no cover
     bits = wide.view(np.int64)
     for j in range(x.size):
@@ -88,7 +88,7 @@ def _code_part(x: Any, top: Any, wide: Any, codes: Any) -> None:  # pragma: no c
         codes[j] = np.uint8(depth | (bits[j] >> 60 & SIGN))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _code(x: Any, runs: Any, tops: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
     for start in range(begin, end, GROUP):
@@ -101,7 +101,7 @@ def _code(x: Any, runs: Any, tops: Any, packed: Any, begin: int, end: int) -> No
         join(codes, stop - start, WIDTH, packed, start // 2)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _value_part(codes: Any, top: Any, wide: Any, out: Any, depths: Any) -> None:  # pragma: no cover
     """The numbers of a run's codes; `depths` has the least and the greatest so far."""
     bits, least, most = wide.view(np.int64), depths[0], depths[1]
@@ -114,7 +114,7 @@ def _value_part(codes: Any, top: Any, wide: Any, out: Any, depths: Any) -> None:
     depths[0], depths[1] = least, most
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _value(packed: Any, runs: Any, tops: Any, out: Any, depths: Any, begin: int, end: int) -> None:  # pragma: no cover
     wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
     for start in range(begin, end, GROUP):
@@ -166,7 +166,7 @@ def exponent_values(
     return out, torch.tensor(bool(declared)), torch.tensor(bool(right))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _copy_nonzero(positions: Any, values: Any, places: Any, entries: Any) -> None:  # pragma: no cover
     c = 0
     for i in range(values.size):

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.ops import reference
 from thinwire.ops.cpu import words
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.threads import in_parallel
 
 GROUP = 512
@@ -34,24 +34,24 @@ def lane(width: int) -> Any:
     return np.uint8 if width <= 8 else np.uint16 if width <= 16 else np.uint64
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _ones(width: int) -> Any:  # pragma: no cover
     return (np.uint64(1) << np.uint64(width)) - np.uint64(1)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _nearer(v: Any, low: Any, width: int, lane: int) -> Any:  # pragma: no cover
     """Of every two lanes, the upper one's field moved down to the lower one's, whose place the mask `low` holds."""
     return (v & low) | ((v >> np.uint64(lane - width)) & (low << np.uint64(width)))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _apart(v: Any, low: Any, width: int, lane: int) -> Any:  # pragma: no cover
     """The reverse of `_nearer`."""
     return (v & low) | ((v & (low << np.uint64(width))) << np.uint64(lane - width))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _close_bytes(gaps: Any, width: int) -> None:  # pragma: no cover
     """Each word's eight bytes become eight fields of `width` bits at its low end."""
     one = _ones(width) * np.uint64(0x0001000100010001)
@@ -61,7 +61,7 @@ def _close_bytes(gaps: Any, width: int) -> None:  # pragma: no cover
         gaps[i] = _nearer(_nearer(v, two, 2 * width, 16), four, 4 * width, 32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _open_bytes(gaps: Any, width: int) -> None:  # pragma: no cover
     one = _ones(width) * np.uint64(0x0001000100010001)
     two, four = _ones(2 * width) * np.uint64(0x0000000100000001), _ones(4 * width)
@@ -70,7 +70,7 @@ def _open_bytes(gaps: Any, width: int) -> None:  # pragma: no cover
         gaps[i] = _apart(v, one, width, 8)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _close_pairs(gaps: Any, width: int) -> None:  # pragma: no cover
     """Each word's four lanes of two bytes become four fields of `width` bits at its low end."""
     one, two = _ones(width) * np.uint64(0x0000000100000001), _ones(2 * width)
@@ -78,14 +78,14 @@ def _close_pairs(gaps: Any, width: int) -> None:  # pragma: no cover
         gaps[i] = _nearer(_nearer(gaps[i], one, width, 16), two, 2 * width, 32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _open_pairs(gaps: Any, width: int) -> None:  # pragma: no cover
     one, two = _ones(width) * np.uint64(0x0000000100000001), _ones(2 * width)
     for i in range(gaps.size):
         gaps[i] = _apart(_apart(gaps[i], two, 2 * width, 32), one, width, 16)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _put(packed: Any, place: int, end: int, word: Any) -> None:  # pragma: no cover
     """A word's bytes from packed[place] on, none from `end` on."""
     if place + 8 <= end:
@@ -95,7 +95,7 @@ def _put(packed: Any, place: int, end: int, word: Any) -> None:  # pragma: no co
             packed[k] = np.uint8((word >> np.uint64(8 * (k - place))) & np.uint64(255))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def word_at(packed: Any, place: int) -> Any:  # pragma: no cover
     """The eight bytes from packed[place] on as a word, zeros after the end."""
     if place + 8 <= packed.size:
@@ -106,7 +106,7 @@ def word_at(packed: Any, place: int) -> Any:  # pragma: no cover
     return word
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def join(codes: Any, count: int, width: int, packed: Any, base: int) -> None:  # pragma: no cover
     """Pack the first `count` lanes of a group, which is changed, from packed[base] on.
 
@@ -131,7 +131,7 @@ def join(codes: Any, count: int, width: int, packed: Any, base: int) -> None:  #
         _join_wide(codes, count, width, packed, base)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def split(packed: Any, base: int, count: int, width: int, codes: Any) -> None:  # pragma: no cover
     """Fill a group's lanes from the `count` fields that begin at packed[base]; what lies behind them is arbitrary."""
     gaps = codes.view(np.uint64)
@@ -152,7 +152,7 @@ def split(packed: Any, base: int, count: int, width: int, codes: Any) -> None:  
             codes[i] = (word_at(packed, base + (place >> 3)) >> np.uint64(place & 7)) & field
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _join_wide(codes: Any, count: int, width: int, packed: Any, base: int) -> None:  # pragma: no cover
     held, bits, field = np.uint64(0), 0, _ones(width)
     for i in range(count):
@@ -167,7 +167,7 @@ def _join_wide(codes: Any, count: int, width: int, packed: Any, base: int) -> No
         packed[base] = np.uint8(held & np.uint64(255))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack(codes: Any, width: int, group: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     for start in range(begin, end, GROUP):
         part = codes[start : min(start + GROUP, end)]
@@ -176,7 +176,7 @@ def _pack(codes: Any, width: int, group: Any, packed: Any, begin: int, end: int)
         join(group, part.size, width, packed, start * width // 8)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack(packed: Any, width: int, group: Any, codes: Any, begin: int, end: int) -> None:  # pragma: no cover
     for start in range(begin, end, GROUP):
         part = codes[start : min(start + GROUP, end)]
@@ -185,7 +185,7 @@ def _unpack(packed: Any, width: int, group: Any, codes: Any, begin: int, end: in
             part[j] = group[j]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack_bits(flags: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     whole = begin + (end - begin) // words.LANES * words.LANES
     for start in range(begin, whole, words.LANES):
@@ -195,7 +195,7 @@ def _pack_bits(flags: Any, packed: Any, begin: int, end: int) -> None:  # pragma
         packed[i >> 3] |= np.uint8(np.uint8(flags[i] != 0) << np.uint8(i & 7))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack_bits(packed: Any, flags: Any, begin: int, end: int) -> None:  # pragma: no cover
     whole = begin + (end - begin) // words.LANES * words.LANES
     for start in range(begin, whole, words.LANES):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.pieces import Pieces, pieces_of
 from thinwire.ops.cpu.threads import in_parallel
 
@@ -25,7 +25,7 @@ CHUNK = 4096
 _REORDER = {"reassoc", "contract"}  # the vector unit's own order of addition: fixed for a machine, not for all
 
 
-@njit(nogil=True, cache=True, fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _absolute_sum(x: Any) -> float:  # pragma: no cover
     total = 0.0
     for i in range(x.size):
@@ -33,7 +33,7 @@ def _absolute_sum(x: Any) -> float:  # pragma: no cover
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _square_sum(x: Any) -> float:  # pragma: no cover
     total = 0.0
     for i in range(x.size):
@@ -42,7 +42,7 @@ def _square_sum(x: Any) -> float:  # pragma: no cover
     return total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sum_chunks(
     x: Any, pieces: Pieces, ends: Any, chunks: Any, order: int, sums: Any, begin: int, end: int
 ) -> None:  # pragma: no cover
@@ -58,7 +58,7 @@ def _sum_chunks(
         sums[i] = _absolute_sum(part) if order == 1 else _square_sum(part)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_chunks(pieces: Pieces, order: int, sums: Any, norms: Any) -> None:  # pragma: no cover
     i, b = 0, 0
     for p in range(pieces.starts.size):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from thinwire.layout import Layout
+from thinwire.ops.cpu.compiled import compiled
 
 
 class Pieces(NamedTuple):
@@ -31,7 +31,7 @@ def keys_of(layout: Layout, keys: Sequence[int]) -> Any:
     return np.array([key for key, piece in zip(keys, layout.pieces, strict=True) if piece.numel], np.uint64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def find(pieces: Pieces, place: int) -> tuple[Any, Any, Any]:  # pragma: no cover
     """The piece of a place in the buffer, its block, and where that block ends."""
     p = np.searchsorted(pieces.stops, place, side="right")

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.cpu import words
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.fields import GROUP, join, lane, split, word_at
 from thinwire.ops.cpu.pieces import Pieces, find, keys_of, pieces_of
 from thinwire.ops.cpu.threads import in_parallel
@@ -35,7 +35,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # ---------------------------------------------------------------------------------------------------------------- signs
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _negative(x: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     """The bits of the numbers below zero."""
     whole = begin + (end - begin) // words.LANES * words.LANES
@@ -46,7 +46,7 @@ def _negative(x: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no 
         packed[i >> 3] |= np.uint8(np.uint8(x[i] < 0) << np.uint8(i & 7))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_signs(out: Any, packed: Any, scales: Any, pieces: Pieces, begin: int, end: int) -> None:  # pragma: no cover
     edge = begin
     scale = out.dtype.type(0)
@@ -97,7 +97,7 @@ def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, bl
 # --------------------------------------------------------------------------------------------------------------- levels
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _draw(key: Any, first: int, shift: Any, draws: Any) -> None:  # pragma: no cover
     """The top bits of the draws numbered from `first` on: SplitMix64, see `keys`."""
     start = key + np.uint64(first + 1) * _GOLDEN
@@ -108,7 +108,7 @@ def _draw(key: Any, first: int, shift: Any, draws: Any) -> None:  # pragma: no c
         draws[i] = (z ^ (z >> np.uint64(31))) >> shift
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _levels(
     x: Any, factor: Any, levels: Any, draws: Any, grain: Any, sign: Any, codes: Any
 ) -> None:  # pragma: no cover
@@ -123,7 +123,7 @@ def _levels(
         codes[i] = level | (sign if x[i] < zero and level > 0 else np.int32(0))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _encode_levels(
     x: Any, factors: Any, pieces: Pieces, keys: Any, levels: Any, grain: Any, draws: Any, codes: Any, width: int,
     packed: Any, begin: int, end: int,
@@ -142,7 +142,7 @@ def _encode_levels(
         join(codes, stop - start, width, packed, start * width // 8)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_codes(out: Any, unit: Any, codes: Any, sign: Any) -> None:  # pragma: no cover
     for i in range(out.size):
         code = np.int32(codes[i])
@@ -150,7 +150,7 @@ def _add_codes(out: Any, unit: Any, codes: Any, sign: Any) -> None:  # pragma: n
         out[i] += unit * (-level if code & sign else level)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_levels(
     out: Any, packed: Any, units: Any, pieces: Pieces, codes: Any, width: int, begin: int, end: int
 ) -> None:  # pragma: no cover
@@ -166,7 +166,7 @@ def _add_levels(
             place = until
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _largest_level(packed: Any, codes: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
     field, largest = np.int32((1 << (width - 1)) - 1), np.int32(0)
     for start in range(begin, end, GROUP):
@@ -177,7 +177,7 @@ def _largest_level(packed: Any, codes: Any, width: int, begin: int, end: int) ->
     return int(largest)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _narrow_above_zero(packed: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
     """Levels that are not zero, up to eight bits a code: eight codes are `width` bytes of one word.
 
@@ -196,7 +196,7 @@ def _narrow_above_zero(packed: Any, width: int, begin: int, end: int) -> int:  #
     return above
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _wide_above_zero(packed: Any, codes: Any, width: int, begin: int, end: int) -> int:  # pragma: no cover
     field, above = np.int32((1 << (width - 1)) - 1), 0
     for start in range(begin, end, GROUP):
@@ -281,7 +281,7 @@ def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- powers
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _exponents32(bits: Any, draws: Any, codes: Any) -> None:  # pragma: no cover
     """Exponent byte + (draw < fraction): 24 bits of fraction plus 2^24 - 1 - draw carry into the exponent just then.
 
@@ -292,7 +292,7 @@ def _exponents32(bits: Any, draws: Any, codes: Any) -> None:  # pragma: no cover
         codes[i] = min(np.uint32(carried >> np.uint32(24)), np.uint32(254))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _exponents64(x: Any, bits: Any, draws: Any, codes: Any) -> None:  # pragma: no cover
     """The same with 53 bits of fraction; exponents are cut to those of a float32."""
     for i in range(bits.size):
@@ -304,7 +304,7 @@ def _exponents64(x: Any, bits: Any, draws: Any, codes: Any) -> None:  # pragma: 
         codes[i] = tiny if exponent < 1 else normal
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _encode_powers(
     x: Any, bits: Any, draws: Any, pieces: Pieces, keys: Any, codes: Any, begin: int, end: int
 ) -> None:  # pragma: no cover
@@ -324,7 +324,7 @@ def _encode_powers(
             place = until
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_powers(out: Any, codes: Any, packed: Any, alpha: Any, begin: int, end: int) -> None:  # pragma: no cover
     flags, bits = np.empty(words.LANES, np.uint8), np.empty(words.LANES, np.uint32)
     powers = bits.view(np.float32)

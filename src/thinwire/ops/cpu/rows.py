@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.threads import alone, at_once, bounds
 
 EASE = 8
@@ -25,7 +25,7 @@ ONE, TWO, THREE, FOUR = (np.uint64(i) for i in range(1, 5))
 """Entries are counted without sign: numba then asks of no place whether it counts from the end (twice as fast)."""
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _products(
     pointers: Any, columns: Any, values: Any, x: Any, begin: int, end: int, out: Any
 ) -> None:  # pragma: no cover
@@ -38,7 +38,7 @@ def _products(
         out[row] = total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _product_of_ones(columns: Any, x: Any, entry: Any, last: Any, total: Any) -> Any:  # pragma: no cover
     while entry < last:
         total += x[np.uint64(columns[entry])]
@@ -46,7 +46,7 @@ def _product_of_ones(columns: Any, x: Any, entry: Any, last: Any, total: Any) ->
     return total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _products_of_ones(pointers: Any, columns: Any, x: Any, begin: int, end: int, out: Any) -> None:  # pragma: no cover
     """Four rows side by side as far as the shortest goes, so that no sum waits for the sum before it."""
     zero, row = x.dtype.type(0), begin
@@ -72,7 +72,7 @@ def _products_of_ones(pointers: Any, columns: Any, x: Any, begin: int, end: int,
         row += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sums(
     pointers: Any, columns: Any, values: Any, weights: Any, offsets: Any, begin: int, end: int, width: int, out: Any
 ) -> None:  # pragma: no cover
@@ -86,7 +86,7 @@ def _sums(
                 entry += ONE
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sums_of_ones(
     pointers: Any, columns: Any, weights: Any, offsets: Any, begin: int, end: int, width: int, out: Any
 ) -> None:  # pragma: no cover
@@ -108,7 +108,7 @@ def _sums_of_ones(
                 entry += ONE
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sums_at(
     pointers: Any, columns: Any, values: Any, weights: Any, offsets: Any, begin: int, end: int, width: int,
     places: Any, bounds: Any, out: Any,

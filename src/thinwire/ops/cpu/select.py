@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.sweep import PLAIN, accumulate, collect, entry, is_difference, is_memory, put_back
 from thinwire.ops.cpu.threads import alone, at_once, bounds, in_parallel
 
@@ -38,13 +38,13 @@ MASKS = {kind().itemsize: np.array([np.iinfo(kind).max], kind) for kind in (np.i
 """All bits of a number but its sign, by the number's bytes."""
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def forecast(kind: Any, a: Any, b: Any, ratio: Any, i: int) -> Any:  # pragma: no cover
     """The vector's i-th number, before the pass."""
     return ratio * a[i] + b[i] if is_memory(kind) else entry(kind, a, b, i)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def kth_magnitude(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     """The k-th largest magnitude of a short vector, and how many entries of just that magnitude are among the k."""
     inside = entries.view(mask.dtype) & mask[0]
@@ -60,7 +60,7 @@ def kth_magnitude(entries: Any, mask: Any, k: int) -> tuple[Any, int]:  # pragma
     return kth, k - above
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def fullest(magnitudes: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     """Those of 4,096 equal ranges of magnitudes that hold the k-th largest, and how many lie above the range."""
     low, high = magnitudes[0], magnitudes[0]
@@ -85,7 +85,7 @@ def fullest(magnitudes: Any, k: int) -> tuple[Any, int]:  # pragma: no cover
     return inside, above
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sample_threshold(
     kind: Any, a: Any, b: Any, ratio: Any, start: int, stop: int, k: int, mask: Any
 ) -> Any:  # pragma: no cover
@@ -110,7 +110,7 @@ def sample_threshold(
     return kth_magnitude(sample, mask, max(1, min(rank, sample.size)))[0]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def settle(
     kind: Any,
     a: Any,
@@ -141,7 +141,7 @@ def settle(
             a[places[c]] = old[c]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def settle_short(
     kind: Any,
     a: Any,
@@ -177,7 +177,7 @@ def settle_short(
         i += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def settle_each(
     kind: Any,
     a: Any,
@@ -200,7 +200,7 @@ def settle_each(
         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sweep(
     kind: Any,
     a: Any,
@@ -255,7 +255,7 @@ def sweep(
             used = now
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def count_around(
     kind: Any, a: Any, b: Any, start: int, stop: int, level: Any, mask: Any
 ) -> tuple[int, int]:  # pragma: no cover
@@ -271,7 +271,7 @@ def count_around(
     return above, upon
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def histogram_of(
     kind: Any, a: Any, b: Any, start: int, stop: int, mask: Any, prefix: Any, done: int, shift: int, counts: Any
 ) -> None:  # pragma: no cover
@@ -285,7 +285,7 @@ def histogram_of(
             counts[i & 3, (magnitude >> shift) & 4095] += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take_exact(
     kind: Any,
     a: Any,

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from thinwire.ops.cpu import lanes
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.lanes import LANES
 
 # numba's types would have their callers pass the compiler's own first argument
@@ -32,23 +32,23 @@ STRETCH = 4 * LANES
 ONE = np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def is_memory(kind: Any) -> bool:  # pragma: no cover
     return len(kind) == 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def is_difference(kind: Any) -> bool:  # pragma: no cover
     return len(kind) == 2
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def entry(kind: Any, a: Any, b: Any, i: int) -> Any:  # pragma: no cover
     """The i-th number of the vector (a memory step's sum stands in `a` already)."""
     return b[i] - a[i] if is_difference(kind) else a[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def accumulate(a: Any, b: Any, ratio: Any, low: int, width: int) -> None:  # pragma: no cover
     """a <- ratio a + b, from `low` on."""
     part_a, part_b = a[low : low + width], b[low : low + width]
@@ -56,7 +56,7 @@ def accumulate(a: Any, b: Any, ratio: Any, low: int, width: int) -> None:  # pra
         part_a[j] = ratio * part_a[j] + part_b[j]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def large(kind: Any, a: Any, b: Any, s: int, mask: Any, level: Any) -> Any:  # pragma: no cover
     """Which of the LANES numbers of the vector from s on reach the level."""
     if is_difference(kind):
@@ -64,7 +64,7 @@ def large(kind: Any, a: Any, b: Any, s: int, mask: Any, level: Any) -> Any:  # p
     return at_least(a, s, mask[0], level)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take(kind: Any, a: Any, b: Any, i: int, c: int, places: Any, entries: Any, before: Any) -> None:  # pragma: no cover
     """Write down the vector's i-th number as the c-th find, and take it."""
     places[c] = i
@@ -76,7 +76,7 @@ def take(kind: Any, a: Any, b: Any, i: int, c: int, places: Any, entries: Any, b
         a[i] += entries[c]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def collect(
     kind: Any,
     a: Any,
@@ -121,7 +121,7 @@ def collect(
     return used, complete
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def put_back(kind: Any, a: Any, places: Any, entries: Any, before: Any) -> None:  # pragma: no cover
     """Undo what was taken."""
     old = before if is_difference(kind) else entries

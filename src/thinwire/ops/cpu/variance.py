@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cpu import lanes
 from thinwire.ops.cpu.above import WHOLE
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.finds import Segments, found, segments_of
 from thinwire.ops.cpu.lanes import LANES
 from thinwire.ops.cpu.sweep import ONE, STRETCH, accumulate, lowest
@@ -28,7 +28,7 @@ from thinwire.ops.stretch import in_one_stretch
 unambiguous: Any = lanes.unambiguous  # numba's type would have its caller pass the compiler's own first argument
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decay(v: Any, q: Any, zeta: Any, sums: Any) -> None:  # pragma: no cover
     """sums <- v + q, v <- zeta sums."""
     for j in range(v.size):
@@ -36,7 +36,7 @@ def _decay(v: Any, q: Any, zeta: Any, sums: Any) -> None:  # pragma: no cover
         v[j] = zeta * sums[j]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _chosen(r: Any, i: int, sums: Any, j: int, alpha: Any, tau: Any, width: int) -> Any:  # pragma: no cover
     """A bit for each of the `width` <= LANES numbers from r[i] on, whose v stand in `sums` from j on."""
     if width == LANES:
@@ -48,7 +48,7 @@ def _chosen(r: Any, i: int, sums: Any, j: int, alpha: Any, tau: Any, width: int)
     return word
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take(r: Any, v: Any, i: int, square: Any, tau: Any) -> Any:  # pragma: no cover
     """Take r[i] and its square out, or sign(r) tau; what is sent."""
     old = r[i]
@@ -60,7 +60,7 @@ def _take(r: Any, v: Any, i: int, square: Any, tau: Any) -> Any:  # pragma: no c
     return sent
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _step(
     r: Any, v: Any, g: Any, q: Any, parts: Segments, zeta: Any, tau: Any, begin: int, end: int,
     places: Any, values: Any, squares: Any,
@@ -97,7 +97,7 @@ def _stepped(
     with in_one_stretch(total, squares) as state:
         r, v, g, q = (x.contiguous().numpy() for x in (*state, value, moment))
 
-        def search(begin: int, end: int, *buffers: Any) -> tuple[int, int]:
+        def search(begin: int, end: int, *buffers: Any) -> Any:
             return _step(r, v, g, q, parts, decay, level, begin, end, *buffers)
 
         return found(search, r.size, total.dtype, total.dtype)

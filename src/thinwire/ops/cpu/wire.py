@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.ops import reference
 from thinwire.ops.cpu import lanes, words
+from thinwire.ops.cpu.compiled import compiled
 from thinwire.ops.cpu.fields import WIDEST, pack_codes, word_at
 from thinwire.ops.cpu.threads import at_once, bounds, in_parallel
 
@@ -31,7 +31,7 @@ ones: Any = words.ones
 ONE = np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _mark(positions: Any, width: int, bitmap: Any) -> None:  # pragma: no cover
     """High parts as marks in the (zeroed) words of the map, each word written once."""
     word, place = np.uint64(0), np.int64(0)
@@ -45,7 +45,7 @@ def _mark(positions: Any, width: int, bitmap: Any) -> None:  # pragma: no cover
         bitmap[place] = word
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sum_gaps(positions: Any, width: int, sums: Any) -> None:  # pragma: no cover
     last, total = -1, 0
     for i in range(positions.size):
@@ -55,7 +55,7 @@ def _sum_gaps(positions: Any, width: int, sums: Any) -> None:  # pragma: no cove
         sums[i] = (total << width) | (gap & ((1 << width) - 1))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_up_(sums: Any, width: int) -> None:  # pragma: no cover
     last, before = -1, 0
     for i in range(sums.size):
@@ -65,14 +65,14 @@ def _add_up_(sums: Any, width: int) -> None:  # pragma: no cover
         sums[i] = last
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _word(bitmap: Any, length: int, start: int) -> Any:  # pragma: no cover
     """The 64 bits of the map from bit `start` on, none from `length` on."""
     word = word_at(bitmap, start >> 3)
     return word if length - start >= 64 else word & ((ONE << np.uint64(length - start)) - ONE)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _marks(bitmap: Any, length: int, begin: int, end: int) -> int:  # pragma: no cover
     """How many marks stand in the words of the map that begin in [begin, end)."""
     count = 0
@@ -81,7 +81,7 @@ def _marks(bitmap: Any, length: int, begin: int, end: int) -> int:  # pragma: no
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack(
     low: Any, bitmap: Any, width: int, length: int, begin: int, end: int, before: int, positions: Any
 ) -> bool:  # pragma: no cover
@@ -107,13 +107,13 @@ def _unpack(
     return ascending
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
     for i in range(positions.size):  # unsigned: no place counts from the end (one thread: 8 to 18 % faster)
         out[np.uint64(positions[i])] += alpha * values[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_folded(out: Any, positions: Any, values: Any, alpha: Any) -> None:  # pragma: no cover
     start = 0
     for i in range(positions.size):
