@@ -39,7 +39,9 @@ KINDS = (
     "negative zero",
 )
 NONFINITE = ("nan", "all nan", "inf", "all inf", "nan and inf")
-"""Selections are defined on these too: NaN is the largest magnitude, equal to any other NaN that arithmetic makes."""
+"""Selections are defined on these too: NaN is the largest magnitude, and all NaN of one step are equal. Every back-end
+compares the bits of |x|; a CPU's arithmetic makes one NaN (7fc00000), a GPU's another (7fffffff), never both in a step.
+"""
 
 
 def layout_of(shape: str) -> Layout:
