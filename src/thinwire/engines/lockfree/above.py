@@ -69,9 +69,10 @@ def accumulate_(
     """
     length = min(LANES, values.size - first)
     for p in range(length):
-        block[p] = memory[columns[first + p]] + c * values[first + p]
-    for p in range(length):
-        memory[columns[first + p]] = block[p]
+        j = columns[first + p]
+        g = memory[j] + c * values[first + p]
+        memory[j] = g
+        block[p] = g
     return at_least(block_bits, 0, mask, floor) & (ALL_LANES >> np.uint64(LANES - length))
 
 
