@@ -309,6 +309,19 @@ def test_the_documented_runs_on_libsvm_data_are_those_of_their_record() -> None:
         assert " | ".join(cells) in page
 
 
+def test_the_documented_figures_of_a9a_are_those_of_their_record() -> None:
+    """The rounds to the last tolerance that the page tells of, and where those ended that did not come to it."""
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "reproduce.md").read_text().partition("**a9a, other figures**")[2].partition("###")[0]
+    outcomes = read_outcomes(docs / "records" / "ef21-a9a.jsonl")
+    assert [one.setting for one in outcomes] == settings(["a9a"], list(FIGURES), 6000)
+    for one in outcomes:
+        if one.status == "reached" and one.setting.figure not in ("tuned", "momentum"):
+            assert f"{one.rounds:,}" in page, one.setting.title
+        elif one.setting.figure in ("pl", "stochastic") and one.status == "stopped":
+            assert f"{one.best:.1e}".replace("e-0", "e-") in page, one.setting.title
+
+
 def test_the_documented_runs_under_ddp_are_those_of_their_records() -> None:
     """EF21-SGDM at 1 % density comes within half a point of dense training, over three seeds."""
     docs = Path(__file__).parents[2] / "docs"
