@@ -10,9 +10,9 @@ from tests.laws.methods import METHODS
 from torch import Tensor
 
 from thinwire import (
+    CLAG,
     EF21,
     EF21PP,
-    EF21W,
     EFBV,
     MARINA,
     QSGD,
@@ -133,7 +133,18 @@ def test_what_is_seen_must_be_finite() -> None:
 
 def test_most_methods_need_no_channels() -> None:
     names = {rule.name for rule in CROWDS}
-    assert names >= {"plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "ef21pp", "ef21bc", "ef21page", "marina"}
+    assert names >= {
+        "plain",
+        "memsgd",
+        "ef21",
+        "ef21plus",
+        "ef21sgdm",
+        "ef21pp",
+        "ef21bc",
+        "ef21page",
+        "ef21w",
+        "marina",
+    }
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,7 @@ def test_most_methods_need_no_channels() -> None:
     [
         EF21(TopK(0.1, per="bucket")),
         EF21(ScaledSign()),
-        EF21W(TopK(0.1), (1.0, 1.0, 1.0)),
+        CLAG(TopK(0.1)),
         Route({"*": EF21(TopK(0.1))}),
     ],
     ids=str,

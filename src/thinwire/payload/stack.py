@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
@@ -61,6 +62,17 @@ class Stack(Sequence[Payload]):
         if isinstance(joint, Sparse | Masked):
             return add_folded_(out, joint.positions, joint.values.to(out.dtype), alpha)
         for payload in self:
+            payload.add_to(out, alpha)
+        return out
+
+    def add_each_to(self, out: Tensor, alphas: Sequence[float]) -> Tensor:
+        """out += alpha * decoded for each worker's payload and its alpha, in rank order, in place."""
+        joint = self.joint
+        if isinstance(joint, Sparse | Masked):
+            weights = torch.tensor([alphas[rank] for rank in self.ranks], dtype=out.dtype)
+            values = joint.values.to(out.dtype) * weights[joint.positions // self.layout.numel]
+            return add_folded_(out, joint.positions, values, 1.0)
+        for payload, alpha in zip(self, alphas, strict=True):
             payload.add_to(out, alpha)
         return out
 
