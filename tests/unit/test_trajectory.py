@@ -22,8 +22,8 @@ Points = Mapping[str, Tensor]
 
 def problem(workers: int = WORKERS) -> FiniteSum:
     random = np.random.default_rng(0)
-    dense = random.normal(size=(5 * workers, 7)) * (random.random((5 * workers, 7)) < 0.5)
-    labels = np.where(np.arange(5 * workers) % 3 == 0, 1.0, 2.0)
+    dense = random.normal(size=(60, 7)) * (random.random((60, 7)) < 0.5)
+    labels = np.where(np.arange(60) % 3 == 0, 1.0, 2.0)
     return logistic_regression(Dataset("sample", sparse.csr_matrix(dense), labels, "made"), file_order(60, workers))
 
 
@@ -76,10 +76,13 @@ def test_only_drawn_coordinates_are_taken(rule: EF21 | Plain | MARINA, batches: 
 
 
 def test_dense_rows_give_the_same_coordinates() -> None:
-    inner = problem()
-    dense = FiniteSum(inner.rows.toarray(), inner.targets, inner.offsets, inner.sample_loss, inner.regulariser)
-    x, places = inner.start(), torch.tensor([0, 3, 8, 9, 40, 83])
-    for each in (inner, dense):
+    """As do CSR rows with more entries than all gradients have numbers, and with fewer."""
+    few, many = problem(), problem(60)
+    assert few.workers * few.d <= few.rows.nnz
+    assert many.workers * many.d > many.rows.nnz
+    dense = FiniteSum(few.rows.toarray(), few.targets, few.offsets, few.sample_loss, few.regulariser)
+    x, places = few.start(), torch.tensor([0, 3, 8, 9, 40, 83])
+    for each in (few, many, dense):
         assert each.gradients_at(places, x, 0).tolist() == each.all_gradients(x, 0)["x"].view(-1)[places].tolist()
 
 
