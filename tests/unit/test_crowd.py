@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -10,16 +10,19 @@ from tests.laws.methods import METHODS
 from torch import Tensor
 
 from thinwire import (
+    CLAG,
     EF21,
     EF21PP,
-    EF21W,
     EFBV,
     MARINA,
     QSGD,
     Compressor,
+    Contractive,
     Feedback,
     HardThreshold,
+    Identity,
     MemSGD,
+    Natural,
     Plain,
     RandK,
     Route,
@@ -29,9 +32,12 @@ from thinwire import (
     TopK,
     Unbias,
 )
-from thinwire.engines.crowd import Crowd, Seen, can_crowd
+from thinwire.engines.crowd import Crowd, Seen, can_crowd, joint_layout
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Need
+from thinwire.layout import Layout
+from thinwire.ops import JointKey, Key
+from thinwire.payload import Empty, Stack, pack_payload
 
 WORKERS, STEPS = 3, 6
 SHAPES = {"w": (5, 7), "none": (0,), "b": (11,)}
@@ -133,21 +139,49 @@ def test_what_is_seen_must_be_finite() -> None:
 
 def test_most_methods_need_no_channels() -> None:
     names = {rule.name for rule in CROWDS}
-    assert names >= {"plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "ef21pp", "ef21bc", "ef21page", "marina"}
+    assert names >= {
+        "plain",
+        "memsgd",
+        "ef21",
+        "ef21plus",
+        "ef21sgdm",
+        "ef21pp",
+        "ef21bc",
+        "ef21page",
+        "ef21w",
+        "marina",
+    }
 
 
 @pytest.mark.parametrize(
     "rule",
     [
         EF21(TopK(0.1, per="bucket")),
-        EF21(ScaledSign()),
-        EF21W(TopK(0.1), (1.0, 1.0, 1.0)),
+        CLAG(TopK(0.1)),
         Route({"*": EF21(TopK(0.1))}),
     ],
     ids=str,
 )
 def test_what_looks_beyond_a_piece_goes_by_channels(rule: Feedback) -> None:
     assert not can_crowd(rule, parameters())
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [TopK(0.2), RandK(0.2), RandK(0.2, shared=True), RandK(count=0.5), Identity(), HardThreshold(1.0), ScaledSign(),
+     ScaledSign(3), QSGD(3, 8), QSGD(5), Natural(), Contractive(QSGD(2, 8)), Unbias(RandK(0.2))],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("ranks", [range(4), (1, 4, 6)], ids=str)
+def test_a_joint_payload_is_cut_into_the_workers_messages(compressor: Compressor, ranks: Sequence[int]) -> None:
+    layout = Layout.of([(name, index, shape) for index, (name, shape) in enumerate(SHAPES.items())])
+    vectors = torch.randn(len(ranks), layout.numel, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    joint = compressor(vectors.view(-1), joint_layout(layout, len(ranks)), JointKey(3, 5, ranks=ranks))
+    stack = Stack(joint, layout, ranks, 8)
+    for rank in range(stack.workers if isinstance(ranks, tuple) else len(ranks)):
+        row = ranks.index(rank) if rank in ranks else None
+        own = Empty() if row is None else compressor(vectors[row], layout, Key(3, 5, rank))
+        assert pack_payload(stack[rank]).tolist() == pack_payload(own).tolist()
 
 
 def test_parameters_of_two_types_go_by_channels() -> None:

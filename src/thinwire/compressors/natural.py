@@ -23,6 +23,7 @@ class Natural(Unbiased):
     """
 
     name: ClassVar[str] = "natural"
+    apart: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Powers:
         keys = key.numbers(piece.index for piece in layout.pieces)

@@ -28,6 +28,7 @@ class QSGD(Unbiased):
     levels: int
     bucket: int = 512
     name: ClassVar[str] = "qsgd"
+    apart: ClassVar[bool] = True
     positional: ClassVar[int] = 2
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class ScaledSign(Compressor):
 
     block: int | None = None
     name: ClassVar[str] = "sign"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(

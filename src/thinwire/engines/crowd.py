@@ -59,7 +59,7 @@ class Crowd:
     """n workers that share one copy of the parameters, simulated together.
 
     Memory, in numbers: n times the parameters for each of the rule's slots that belong to a worker, as many for the
-    gradients that are given, and the parameters for each slot that all share.
+    gradients that are given (or seen), and the parameters for each slot that all share.
     """
 
     def __init__(

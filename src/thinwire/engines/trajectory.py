@@ -21,6 +21,9 @@ from thinwire.feedback import Feedback, Need, Rule, as_rule
 from thinwire.ledger import Ledger
 from thinwire.updates import Descent, Update
 
+FEW = 0.25
+"""A share of the workers up to which it is worth while to gather their data. Of 100 workers of a9a, the gradients of a
+fifth take 0.42 ms on one core of an EPYC, of half 0.70, of all as they lie 0.48; of 10,000 of w8a 1.3, 4.7 and 4.6."""
 Points = Mapping[str, Tensor]
 """Where the workers take their gradients."""
 
@@ -214,24 +217,37 @@ class _AtOnce(_Rounds):
         self._partly, self._pointwise = isinstance(problem, Partly), isinstance(problem, Pointwise)
         self._ranks: Sequence[int] | None = None
         """Whose gradients the round's are, where not all workers'."""
+        self._watched = self._whole = False
+        """Whether somebody asked for all gradients in this round, and in the one before: all are then taken at once."""
+
+    def gradients(self, step: int) -> tuple[Any, Any]:
+        self._whole, self._watched = self._watched, False
+        return super().gradients(step)
 
     def _at(self, points: Points, step: int) -> Stacked | Seen:
-        heard = self.engine.heard
-        self._ranks = heard if self._partly and not isinstance(heard, range) else None
+        self._ranks = self._few()
         if self._ranks is not None:
-            some: Stacked = self.problem.some_gradients(heard, points, step)
+            some: Stacked = self.problem.some_gradients(self._ranks, points, step)
             return some
-        places = self.engine.seen if self._pointwise else None
+        places = self.engine.seen if self._pointwise and not self._whole else None
         if places is not None:
             return Seen(places, self.problem.gradients_at(places, points, step))
         found: Stacked = self.problem.all_gradients(points, step)
         return found
+
+    def _few(self) -> Sequence[int] | None:
+        """Who is heard, where that is few and nobody asks for the others."""
+        if not self._partly or self._whole:
+            return None
+        heard = self.engine.heard
+        return heard if len(heard) <= FEW * self.engine.workers else None
 
     def _full(self, points: Points) -> Stacked:
         found: Stacked = self.problem.all_full_gradients(points)
         return found
 
     def stacked(self, gradients: Any, step: int) -> Stacked:
+        self._watched = True
         whole = self._ranks is None and not isinstance(gradients, Seen)
         found: Stacked = gradients if whole else self.problem.all_gradients(self.engine.points, step)
         return found

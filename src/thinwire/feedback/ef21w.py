@@ -7,6 +7,7 @@ from functools import cached_property
 from math import fsum, inf
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from thinwire.compressors import Compressor
@@ -14,6 +15,7 @@ from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Round, Signal, State
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.ops import Key
+from thinwire.payload import add_each_to
 from thinwire.schedule import is_number
 
 
@@ -32,6 +34,7 @@ class EF21W(Increments):
     smoothness: tuple[float, ...]
     start: str = "gradient"
     name: ClassVar[str] = "ef21w"
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
@@ -56,12 +59,23 @@ class EF21W(Increments):
     def share(self, worker: int, workers: int) -> float:
         return self.smoothness[worker] / self._total
 
+    @cached_property
+    def _shares(self) -> tuple[float, ...]:
+        return tuple(self.share(worker, len(self.smoothness)) for worker in range(len(self.smoothness)))
+
+    @cached_property
+    def _scales(self) -> tuple[float, ...]:
+        """1 / (n w_i)"""
+        return tuple(self._total / (len(self.smoothness) * own) for own in self.smoothness)
+
     def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
         """grad_i / (n w_i)"""
-        return signal.value * (self._total / (len(self.smoothness) * self.smoothness[key.worker]))
+        scales = [self._scales[worker] for worker in key.workers]
+        if len(scales) == 1:
+            return signal.value * scales[0]
+        rows = signal.value.view(len(scales), -1)
+        return (rows * torch.tensor(scales, dtype=rows.dtype).unsqueeze(1)).view(-1)
 
     def add_(self, round: Round, mean: Tensor) -> Tensor:
         """g <- g + sum_i w_i c_i, in place."""
-        for worker, payload in enumerate(round.payloads):
-            payload.add_to(mean, alpha=self.share(worker, len(round.payloads)))
-        return mean
+        return add_each_to(mean, round.payloads, self._shares)

@@ -74,6 +74,15 @@ def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> 
     return out
 
 
+def add_each_to(out: Tensor, payloads: Sequence[Payload], alphas: Sequence[float]) -> Tensor:
+    """out += alpha * decoded for each payload and its alpha, in their order, in place."""
+    if isinstance(payloads, Stack):
+        return payloads.add_each_to(out, alphas)
+    for payload, alpha in zip(payloads, alphas, strict=True):
+        payload.add_to(out, alpha)
+    return out
+
+
 def format_of_tag(tag: int) -> type[Payload]:
     """The format that a message names; an unknown tag is a `WireError`."""
     if tag not in FORMATS:

@@ -8,13 +8,16 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import add_folded_
+from thinwire.ops import add_folded_, block_count, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
+from thinwire.payload.blocks import Levels, Signs
 from thinwire.payload.dense import Dense, Empty
 from thinwire.payload.flagged import Flagged
+from thinwire.payload.powers import Powers
 from thinwire.payload.sparse import Masked, Sparse
 
 
@@ -60,7 +63,26 @@ class Stack(Sequence[Payload]):
         joint = self.joint
         if isinstance(joint, Sparse | Masked):
             return add_folded_(out, joint.positions, joint.values.to(out.dtype), alpha)
+        if isinstance(joint, Signs | Levels | Powers):
+            for row in joint.add_to(self._zeros(out), alpha).view(-1, out.numel()):
+                out.add_(row)
+            return out
         for payload in self:
+            payload.add_to(out, alpha)
+        return out
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """A vector for each of the workers that send, side by side."""
+        return like.new_zeros(len(self.ranks) * self.layout.numel)
+
+    def add_each_to(self, out: Tensor, alphas: Sequence[float]) -> Tensor:
+        """out += alpha * decoded for each worker's payload and its alpha, in rank order, in place."""
+        joint = self.joint
+        if isinstance(joint, Sparse | Masked):
+            weights = torch.tensor([alphas[rank] for rank in self.ranks], dtype=out.dtype)
+            values = joint.values.to(out.dtype) * weights[joint.positions // self.layout.numel]
+            return add_folded_(out, joint.positions, values, 1.0)
+        for payload, alpha in zip(self, alphas, strict=True):
             payload.add_to(out, alpha)
         return out
 
@@ -77,8 +99,29 @@ def _part(joint: Payload, row: int, layout: Layout) -> Payload:
         return Sparse(positions, values, layout, joint.written, joint.counted)
     if isinstance(joint, Masked):
         return Masked(*_entries(joint, row, layout), layout, joint.counts[pieces], joint.written)
+    if isinstance(joint, Signs | Levels | Powers):
+        return _part_of_all(joint, row, layout)
     assert isinstance(joint, Empty)  # `Compressor.apart` is true of no other format
     return joint
+
+
+def _part_of_all(joint: Signs | Levels | Powers, row: int, layout: Layout) -> Payload:
+    """What a format that has a few bits for each number says of the row-th worker's."""
+    d = layout.numel
+    if isinstance(joint, Powers):
+        return Powers(joint.codes[row * d : (row + 1) * d], _cut(joint.negative, row * d, d))
+    blocks = block_count(layout, joint.block)
+    own = slice(row * blocks, (row + 1) * blocks)
+    if isinstance(joint, Signs):
+        return Signs(_cut(joint.negative, row * d, d), joint.scales[own], layout, joint.block)
+    bits = d * (joint.levels.bit_length() + 1)
+    return Levels(_cut(joint.codes, row * bits, bits), joint.norms[own], layout, joint.levels, joint.block)
+
+
+def _cut(packed: Tensor, first: int, count: int) -> Tensor:
+    """So many bits from the `first` one on, packed anew."""
+    aside = first % 8
+    return pack_bits(unpack_bits(packed[first // 8 : (first + count + 7) // 8], aside + count)[aside:].contiguous())
 
 
 def _entries(joint: Sparse | Masked, row: int, layout: Layout) -> tuple[Tensor, Tensor]:

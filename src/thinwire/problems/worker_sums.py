@@ -150,6 +150,9 @@ class SparseSums(WorkerSums):
         return _array(row_sums(*self._csr, torch.from_numpy(weights), own, self.rows.shape[1]))
 
     def at(self, weights: Vector, places: NDArray[np.int64]) -> Vector:
+        """By all of them where they are no more than the entries: 20 workers of w8a take 0.3 ms so, and 0.7 else."""
+        if self.workers * self.rows.shape[1] <= self.rows.nnz:
+            return self.block(weights, 0, self.workers).reshape(-1)[places]
         given, wanted = torch.from_numpy(weights), torch.from_numpy(places)
         return _array(row_sums_at(*self._csr, given, self._offsets, self.rows.shape[1], wanted))
 
