@@ -289,7 +289,7 @@ def test_means_cost_k_and_are_those_of_all_iterates(
 
 
 def virtual_mean(engine: LockFree, average: Uniform | Weighted) -> tuple[Any, float]:
-    """The mean of x̃_t = −Σ_{u<t} c_u a_u in the order of the steps, whichever thread took them; what rounding may do."""
+    """The mean of x̃_t = −Σ_{u<t} c_u a_u in the order of the steps, whichever thread took them, and its rounding."""
     assert engine.last is not None
     moves = engine.last.coefficients[:, None] * engine.samples.rows.toarray()[engine.last.samples]
     iterates = np.vstack([np.zeros(engine.samples.d), -np.cumsum(moves, axis=0)[:-1]])
