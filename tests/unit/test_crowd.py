@@ -256,3 +256,11 @@ def test_who_stays_away_says_nothing(compressor: TopK | RandK | HardThreshold) -
         theirs = made.exchange([{"x": row} for row in now])["x"]
         assert torch.equal(crowd.exchange({"x": now}, 1.0)["x"], theirs)
     assert crowd.ledger.summary()["sent_bytes"] == made.ledger.summary()["sent_bytes"]
+
+
+def test_one_message_is_packed_to_know_the_size_of_all() -> None:
+    """QSGD's numbers that are not zero differ from round to round; the bytes of its messages do not."""
+    crowd = Crowd(parameters(torch.float32), Plain(QSGD(3, 8)), WORKERS)
+    for now in rounds(torch.float32):
+        crowd.exchange(now, 0.1)
+    assert len(crowd._sizes) == 1

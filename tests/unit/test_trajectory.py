@@ -66,7 +66,7 @@ def test_only_drawn_coordinates_are_taken(rule: EF21 | Plain | MARINA, batches: 
     inner = Minibatches(problem(), 0.5) if batches else problem()
     whole, pointwise = Counted(inner), CountedPointwise(inner)
     assert isinstance(pointwise, Pointwise)
-    runs = [simulate(each, rule, steps=40, step_size=0.1, seed=3) for each in (whole, pointwise)]
+    runs = [simulate(each, rule, steps=40, step_size=0.1, beyond_theory=True, seed=3) for each in (whole, pointwise)]
     assert runs[0].x["x"].tolist() == runs[1].x["x"].tolist()
     assert runs[0].losses == runs[1].losses
     assert runs[0].ledger.summary() == runs[1].ledger.summary()
@@ -95,7 +95,7 @@ def test_gradients_of_those_who_stay_away_are_not_taken(
     inner = Minibatches(problem(), 0.5) if batches else problem()
     whole, partly, rule = Counted(inner), CountedPartly(inner), EF21PP(compressor, probability)
     assert isinstance(partly, Partly)
-    runs = [simulate(each, rule, steps=40, step_size=0.1, seed=3) for each in (whole, partly)]
+    runs = [simulate(each, rule, steps=40, step_size=0.1, beyond_theory=True, seed=3) for each in (whole, partly)]
     assert runs[0].x["x"].tolist() == runs[1].x["x"].tolist()
     assert runs[0].losses == runs[1].losses
     assert runs[0].ledger.summary() == runs[1].ledger.summary()
@@ -109,7 +109,7 @@ def test_gradients_of_those_who_stay_away_are_not_taken(
 def test_the_run_is_that_of_channels() -> None:
     """CSR rows: one worker's gradient is its row of all workers', bit for bit."""
     rule, inner = EF21PP(TopK(count=1), 0.3), problem()
-    run = simulate(inner, rule, steps=30, step_size=0.1, seed=3)
+    run = simulate(inner, rule, steps=30, step_size=0.1, beyond_theory=True, seed=3)
     x = inner.start()
     made = Simulation(x, rule, WORKERS, seed=3)
     for _ in range(30):
@@ -126,7 +126,7 @@ def test_who_watches_sees_all_gradients() -> None:
         return now.step == 9
 
     for rule in (EF21PP(TopK(count=1), 0.2), EF21(RandK(count=2))):
-        run = simulate(inner, rule, steps=20, step_size=0.1, watch=watch)
+        run = simulate(inner, rule, steps=20, step_size=0.1, beyond_theory=True, watch=watch)
         assert run.ledger.steps == 9
 
 
@@ -141,15 +141,18 @@ def test_all_are_taken_at_once_where_somebody_watches_them(kind: type[Counted]) 
             seen.append(now.gradients["x"])
         return False
 
-    run = simulate(counted, rule, steps=12, step_size=0.1, watch=watch)
+    run = simulate(counted, rule, steps=12, step_size=0.1, beyond_theory=True, watch=watch)
     assert [asked == "all" for asked in counted.asked] == [True] + [False] * 3 + [True] * 6 + [False] * 3
     assert len(counted.asked) == 13  # in step 3 both
-    assert run.x["x"].tolist() == simulate(counted.inner, rule, steps=12, step_size=0.1).x["x"].tolist()
+    assert (
+        run.x["x"].tolist()
+        == simulate(counted.inner, rule, steps=12, step_size=0.1, beyond_theory=True).x["x"].tolist()
+    )
 
 
 def test_page_takes_one_gradient_in_a_full_round_and_two_in_the_others() -> None:
     counted = Counted(Minibatches(problem(), 0.4))
-    simulate(counted, EF21PAGE(TopK(count=2), 0.5), steps=30, step_size=0.1, seed=1)
+    simulate(counted, EF21PAGE(TopK(count=2), 0.5), steps=30, step_size=0.1, beyond_theory=True, seed=1)
     full = counted.asked.count("full")
     assert 5 < full < 25
     assert counted.asked.count("all") == 2 * (30 - full)

@@ -24,7 +24,7 @@ from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
 from thinwire.payload import Empty, Flagged, Payload, Stack, message_size
-from thinwire.payload.base import Count
+from thinwire.payload.base import mean_count
 from thinwire.payload.envelope import FINITE, sealed_size
 from thinwire.store import ParameterInfo, Store
 
@@ -87,7 +87,7 @@ class Crowd:
         """Each slot of the workers, one row a worker."""
         self.ledger = Ledger(workers, every=ledger_every)
         self._loopback = Loopback(workers)
-        self._sizes: dict[tuple[Count, ...], int] = {}
+        self._sizes: dict[tuple[int | None, ...], int] = {}
         self._blank: dict[str, Tensor] = {}
         """Vectors that are written where a round looks at them: not a number elsewhere, and old ones."""
         self._step_size: float | None = None
@@ -234,8 +234,7 @@ class Crowd:
 
     def _account(self, stack: Stack, signal: Signal) -> None:
         norms = self._norms(signal) if self.ledger.due(self.step) else {}
-        elements = stack.joint.elements
-        mean = None if elements is None else elements / self.workers
+        mean = mean_count(stack.joint.elements, self.workers)
         self.ledger.add(self._traffic(stack), self.layout.numel, norms, mean)
 
     def _traffic(self, stack: Stack) -> Traffic:
@@ -270,9 +269,14 @@ class Crowd:
         }
 
 
-def _shape(payload: Payload) -> tuple[Count, ...]:
-    """What the size of a payload follows from, where it is fixed: its formats and how many numbers it sends."""
-    return (payload.tag, payload.elements, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
+def _shape(payload: Payload) -> tuple[int | None, ...]:
+    """What the size of a payload follows from, where it is fixed: its formats and how many numbers it sends.
+
+    Numbers that have to be counted, as those that are not zero among many, do not change it.
+    """
+    count = payload.elements
+    known = None if isinstance(count, Tensor) else count
+    return (payload.tag, known, *(_shape(payload.inner) if isinstance(payload, Flagged) else ()))
 
 
 def _of(signal: Signal, given: Sequence[int], chosen: Tensor) -> Signal:

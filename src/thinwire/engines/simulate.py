@@ -22,7 +22,7 @@ from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
 from thinwire.payload import message_size
-from thinwire.payload.base import Count, both_counts
+from thinwire.payload.base import Count, both_counts, mean_count
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -306,10 +306,7 @@ class Simulation:
 
 def _mean(counts: Sequence[Count]) -> float | Tensor | None:
     """The mean over workers of what all of them count."""
-    total = reduce(both_counts, counts)
-    if total is None:
-        return None
-    return total.double() / len(counts) if isinstance(total, Tensor) else total / len(counts)
+    return mean_count(reduce(both_counts, counts), len(counts))
 
 
 def _by_type(parameters: Mapping[str, Tensor]) -> list[list[str]]:

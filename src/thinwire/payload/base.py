@@ -23,6 +23,11 @@ def both_counts(one: Count, two: Count) -> Count:
     return None if one is None or two is None else one + two
 
 
+def mean_count(total: Count, workers: int) -> float | Tensor | None:
+    """The mean over workers of what they sent in all, in double precision wherever it was counted."""
+    return total.double() / workers if isinstance(total, Tensor) else None if total is None else total / workers
+
+
 class Payload(ABC):
     """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel."""
 
