@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -61,7 +62,7 @@ class Levels(Payload):
     def fixed(self) -> bool:
         return True
 
-    @property
+    @cached_property
     def elements(self) -> Tensor:
         """The entries whose level is not zero: QSGD's sparse code sends these alone (Alistarh et al. 2017)."""
         return levels_above_zero(self.codes, self.layout.numel, self.levels)
