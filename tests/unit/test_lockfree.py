@@ -128,8 +128,11 @@ def test_steps_of_powers_of_two_equal_the_simulation_of_plain_gradients_bit_for_
 def test_a_threshold_that_fell_is_reached_by_what_no_row_touches() -> None:
     """Two columns; the second is touched once, and its memory of 0.4 waits for η τ to fall to it."""
     data = Samples.of(csr_matrix([[1.0, 0.0], [0.0, 0.8]]), [0.0, -1.0], loss="squared")
-    order = lambda samples, seed, begin, end: (np.arange(begin, end) == 0).astype(np.int64)  # noqa: E731
-    engine = LockFree(data, "memsgd(threshold(1.0))", lambda t: np.where(t < 3, 0.5, 0.25), order=order)
+
+    def second_row_first(samples: int, seed: int, begin: int, end: int) -> Any:
+        return (np.arange(begin, end) == 0).astype(np.int64)
+
+    engine = LockFree(data, "memsgd(threshold(1.0))", lambda t: np.where(t < 3, 0.5, 0.25), order=second_row_first)
     engine.run(3)
     assert (engine.x.tolist(), engine.memory.tolist(), engine.written) == ([0.0, 0.0], [[0.0, 0.4]], 0)
     engine.run(1)
