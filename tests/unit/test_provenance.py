@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import thinwire
-from thinwire.experiments.provenance import PACKAGE, commit, provenance, source_digest
-from thinwire.version import __version__
+from thinwire.experiments.provenance import commit, provenance
+from thinwire.version import PACKAGE, __version__, source_digest
 
 ASK = "import json; from thinwire.experiments.provenance import provenance; print(json.dumps(provenance(['x'])))"
 
@@ -30,7 +30,8 @@ def test_a_record_names_version_and_source() -> None:
 
 def test_a_tree_without_git_that_is_not_installed_is_known_by_its_files(tmp_path: Path) -> None:
     copy = copy_of(PACKAGE, tmp_path)
-    (copy / "version.py").write_text('__version__ = "9.8.7"\n')
+    file = copy / "version.py"
+    file.write_text(file.read_text().replace(f'"{__version__}"', '"9.8.7"'))
     alone = os.environ | {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     answer = subprocess.run([sys.executable, "-c", ASK], env=alone, cwd=tmp_path, capture_output=True, check=True)
     found = json.loads(answer.stdout)

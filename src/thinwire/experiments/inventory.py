@@ -9,10 +9,10 @@ import torch
 
 from thinwire import spec
 from thinwire.experiments.peers import PEERS
-from thinwire.experiments.provenance import commit, cpu_model, source_digest, version
+from thinwire.experiments.provenance import commit, cpu_model, version
 from thinwire.ops.backends import BACKENDS, Backend
 from thinwire.problems import TASKS
-from thinwire.version import __version__
+from thinwire.version import __version__, source_digest
 
 EXTRAS = {
     "scikit-learn": "tasks",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
@@ -15,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.experiments.device import accelerator
-from thinwire.version import __version__
+from thinwire.version import __version__, source_digest
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
-PACKAGE = Path(__file__).parents[1]
-"""The folder of thinwire's own source."""
 
 
 def provenance(command: Sequence[str], device: str = "cpu") -> dict[str, Any]:
@@ -59,18 +56,6 @@ def commit() -> str | None:
         return None
     head = _git(source, "rev-parse", "HEAD")
     return head and head + ("+" if _git(source, "status", "--porcelain", "--untracked-files=no") else "")
-
-
-def source_digest(package: Path = PACKAGE) -> str:
-    """SHA-256 over the names and contents of a package's Python files in their order.
-
-    It ties a record to its code where a commit does not: in a tree without git, or one that differs from its commit.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py"), key=lambda path: path.relative_to(package).as_posix()):
-        name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
-        digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
-    return digest.hexdigest()
 
 
 def _git(source: Path, *arguments: str) -> str | None:

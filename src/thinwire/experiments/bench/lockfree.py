@@ -16,7 +16,7 @@ SGD = "plain(identity())"
 METHODS = (
     SGD, "memsgd(topk(count=1))", "memsgd(topk(count=10))", "memsgd(threshold(0.1))", "memsgd(randk(count=10))"
 )  # fmt: skip
-"""On the data that are made up, the threshold lets 8 to 10 coordinates through in a step."""
+"""On the data that are made up, the threshold lets 6 to 9 coordinates through in a step."""
 SKLEARN = "scikit-learn SGDClassifier"
 APART = "memsgd(topk(count=1)), nothing shared"
 """As many engines as threads, each by itself: the speed-up that the machine allows at that time."""

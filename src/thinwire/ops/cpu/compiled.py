@@ -6,15 +6,13 @@ from other files: a change there would go unnoticed, in a test as in a new versi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from numba import njit
 
-PACKAGE = Path(__file__).parents[2]
+from thinwire.version import PACKAGE, source_digest
+
 FOLDERS = (PACKAGE / "ops" / "cpu", PACKAGE / "engines" / "lockfree")
 """Where kernels are."""
 
@@ -25,14 +23,11 @@ def compiled(function: Any = None, **options: Any) -> Any:
         return partial(compiled, **options)
     kernel: Any = njit(nogil=True, cache=True, **options)(function)
     own_key = kernel._cache._index_key
-    kernel._cache._index_key = lambda *arguments: (*own_key(*arguments), digest(FOLDERS))
+    kernel._cache._index_key = lambda *arguments: (*own_key(*arguments), *digests())
     return kernel
 
 
 @cache
-def digest(folders: Sequence[Path]) -> str:
-    """Of all Python files in these folders."""
-    found = sha256()
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+def digests() -> tuple[str, ...]:
+    """Of all kernels' sources, found once."""
+    return tuple(source_digest(folder) for folder in FOLDERS)
