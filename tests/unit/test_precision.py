@@ -31,6 +31,8 @@ CASES = {
     "torch.set_float32_matmul_precision('medium')": ("tf32", "tf32", "ieee", "bf16"),
     "torch.set_float32_matmul_precision('highest')": ("tf32", "ieee", "ieee", "ieee"),
 }
+if torch.__version__ < "2.13":  # torch 2.11 leaves convolutions in TF32 under these two, in truth and in what it says
+    CASES |= {f"b.{name}fp32_precision = 'ieee'": ("tf32", "ieee", "ieee", "ieee") for name in ("", "cudnn.")}
 SCRIPT = """
 import json, os, sys, torch
 from thinwire.ops import product_epsilon, product_precision

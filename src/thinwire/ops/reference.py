@@ -21,12 +21,13 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def topk_indices(x: Tensor, k: int) -> Tensor:
     """Ascending indices of the k entries of largest magnitude; of equal magnitudes the lower index wins.
 
-    Magnitudes are in the order of the bits of |x|, which is that of the numbers, with NaN above infinity: there are
-    always k of them, so that a message of known size has this size whatever the vector holds.
+    Magnitudes are in the order of the bits of |x|, which is that of the numbers, with every NaN above infinity: there
+    are always k of them, so that a message of known size has this size whatever the vector holds.
     """
     if k >= x.numel():
         return torch.arange(x.numel(), device=x.device)
     magnitude = x.abs().view(_INTEGERS[x.element_size()])
+    magnitude[x.isnan()] = torch.iinfo(magnitude.dtype).max
     smallest_kept = magnitude.topk(k, sorted=True).values[-1]
     chosen = magnitude > smallest_kept
     ties = (magnitude == smallest_kept).nonzero().squeeze(1)
