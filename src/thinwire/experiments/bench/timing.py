@@ -48,8 +48,10 @@ def gpu_clock(run: Callable[[], object]) -> float:
 
 
 def busy_ms(run: Callable[[], object]) -> float:
-    """Milliseconds that kernels and copies were at work on the GPU, by torch's profiler: the host does not count."""
-    run()
+    """Milliseconds that kernels and copies were at work on the GPU, by torch's profiler: the host does not count.
+
+    It runs once, on what it was given: a second run of VGC's step would find more to send.
+    """
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that one look at it is all there is
