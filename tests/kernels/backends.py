@@ -40,7 +40,7 @@ KINDS = (
 )
 NONFINITE = ("nan", "all nan", "inf", "all inf", "nan and inf")
 """Selections are defined on these too: NaN is the largest magnitude, and all NaN are equal. Kernels compare the
-bits of |x|: of float32, a CPU's arithmetic makes one NaN (7fc00000) and a GPU's another (7fffffff), never both in a step.
+bits of |x|: in float32 a CPU's arithmetic makes one NaN (7fc00000), a GPU's another (7fffffff), never both in a step.
 """
 
 

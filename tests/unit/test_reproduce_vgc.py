@@ -220,3 +220,18 @@ def test_the_documented_table_is_that_of_its_record() -> None:
         ratios = (one.row.ratio_elements, one.row.ratio_message, one.row.ratio_effective)
         cells = [one.label, show_metric(one.row), *(show_ratio(ratio) for ratio in ratios)]
         assert f"| {' | '.join(cells)} |" in page
+
+
+def test_the_documented_means_are_those_of_the_longer_record() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    lines = (docs / "records" / "vgc-cifar10-96.jsonl").read_text().splitlines()
+    runs: list[dict[int, float]] = []
+    for line in map(json.loads, lines):
+        if line["kind"] == "run":
+            runs.append({})
+        elif line["kind"] == "eval":
+            runs[-1][line["step"] // 98] = line["values"]["accuracy"]
+    page = (docs / "reproduce.md").read_text()
+    for first, last in ((24, 28), (44, 48), (60, 64), (76, 80), (91, 95)):
+        means = [100 * sum(run[epoch] for epoch in range(first, last + 1)) / 5 for run in runs]
+        assert f"| {first} to {last} | {' | '.join(f'{mean:.1f} %' for mean in means)} |" in page
