@@ -21,7 +21,7 @@ from thinwire.engines.lockfree.maxima import level_offsets, refresh_
 from thinwire.engines.lockfree.order import independent, shuffled
 from thinwire.engines.lockfree.rules import RANDOM, Code
 from thinwire.engines.lockfree.sparse_step import accumulate_, forget_, sparse_product
-from thinwire.engines.lockfree.state import COUNT, Private, Shared, private_state
+from thinwire.engines.lockfree.state import COUNT, Private, Shared, private_state, shared_state
 from thinwire.engines.lockfree.walk import CHUNK, take_
 from thinwire.ops.reference import topk_indices
 
@@ -29,16 +29,11 @@ add_float_: Any = atomics.add_float_
 FLOATS = [np.float32, np.float64]
 
 
-def shared_state(d: int, dtype: type, atomic: bool = False) -> Shared:
-    return Shared(np.zeros(d, dtype), np.zeros(8), np.zeros(16, np.int64), atomic)
-
-
-def topk_state(d: int, dtype: type) -> Private:
-    return private_state(d, dtype, 1, kept=0, tree=True, heap=False, marks=False, row=False, mean=False)
-
-
-def threshold_state(d: int, dtype: type) -> Private:
-    return private_state(d, dtype, 1, kept=d, tree=False, heap=True, marks=False, row=False, mean=False)
+def states(d: int, dtype: type, **parts: bool) -> tuple[Private, Shared]:
+    """Of one thread, with some of its parts."""
+    shared = shared_state(np.zeros(d, dtype), 1, atomic=False, copies=False)
+    none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
+    return private_state(shared, 0, 1, **none | parts), shared
 
 
 # --------------------------------------------------------------------------------------------------- several threads
@@ -61,7 +56,7 @@ def test_no_addition_of_two_threads_is_lost(dtype: type) -> None:
 
 
 def test_every_step_is_taken_once() -> None:
-    shared, steps = shared_state(1, np.float64), 1000 * CHUNK + 7
+    (_, shared), steps = states(1, np.float64), 1000 * CHUNK + 7
 
     def take(_: int) -> list[tuple[int, int]]:
         taken = []
@@ -96,7 +91,7 @@ def test_the_largest_of_a_changing_memory_are_those_of_brute_force(
     dtype: type, stream: tuple[int, int, list[tuple[list[int], list[float]]]]
 ) -> None:
     d, k, additions = stream
-    private, shared = topk_state(d, dtype), shared_state(d, dtype)
+    private, shared = states(d, dtype, tree=True)
     memory, x = np.zeros(d, dtype), np.zeros(d, dtype)
     for columns, values in additions:
         accumulate_(np.array(columns, np.uint32), np.array(values, dtype), dtype(1), private, 0)
@@ -115,7 +110,7 @@ def test_what_reaches_a_moving_threshold_is_what_brute_force_finds(
     dtype: type, stream: tuple[int, int, list[tuple[list[int], list[float]]]], falls: list[float]
 ) -> None:
     d, _, additions = stream
-    private, shared, least = threshold_state(d, dtype), shared_state(d, dtype), dtype(2.5)
+    (private, shared), least = states(d, dtype, heap=True), dtype(2.5)
     memory, x = np.zeros(d, dtype), np.zeros(d, dtype)
     for (columns, values), fall in zip(additions, falls, strict=False):
         least *= dtype(fall)
@@ -134,7 +129,7 @@ def test_what_reaches_a_moving_threshold_is_what_brute_force_finds(
 def test_rows_longer_than_a_block_and_a_heap_that_overflows() -> None:
     """200 entries that stay just below the threshold and are put into the heap in every step."""
     d, least = 200, np.float64(1.0)
-    private, shared = threshold_state(d, np.float64), shared_state(d, np.float64)
+    private, shared = states(d, np.float64, heap=True)
     columns, up = np.arange(d, dtype=np.uint32), np.full(d, np.nextafter(1.0, 0.0) / 256)
     bits = np.array([least]).view(np.int64)[0]
     for step in range(600):
@@ -161,7 +156,7 @@ def test_the_heap_gives_its_keys_from_the_largest_down(numbers: list[int]) -> No
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("d", [1, 64, 129, 5000])
 def test_a_dense_change_refreshes_the_tree(d: int, dtype: type) -> None:
-    rng, private, shared = np.random.default_rng(d), topk_state(d, dtype), shared_state(d, dtype)
+    rng, (private, shared) = np.random.default_rng(d), states(d, dtype, tree=True)
     for _ in range(5):
         row = rng.normal(size=d).round(1).astype(dtype)  # rounded: many ties
         before = private.memory[0, :d].copy() + row
@@ -174,7 +169,7 @@ def test_a_dense_change_refreshes_the_tree(d: int, dtype: type) -> None:
 
 
 def test_forgetting_leaves_nothing() -> None:
-    private = topk_state(5000, np.float64)
+    private, _ = states(5000, np.float64, tree=True)
     columns = np.array([0, 70, 4999], np.uint32)
     accumulate_(columns, np.array([1.0, 2.0, 3.0]), 1.0, private, 0)
     forget_(columns, private, 0)
@@ -194,9 +189,8 @@ def test_the_highest_level_is_one_scan(d: int, levels: int) -> None:
 
 def drawn(d: int, k: int, probability: float, t: int, key: int = 1) -> list[int]:
     """What a memory of ones sends at step t."""
-    private = private_state(d, np.float64, 1, kept=0, tree=False, heap=False, marks=True, row=False, mean=False)
+    private, shared = states(d, np.float64, marks=True)
     private.memory[:] = 1
-    shared = shared_state(d, np.float64)
     send_drawn_(shared, private, 0, Code(RANDOM, True, k, probability), np.uint64(key), t, 1.0, 0.0)
     return np.flatnonzero(shared.v).tolist()
 

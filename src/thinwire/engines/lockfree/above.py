@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.choice import land_, post_
+from thinwire.engines.lockfree.choice import post_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.state import COUNT, FLOOR
 from thinwire.ops.cpu import lanes
@@ -33,7 +33,6 @@ def send_above_(
     """m ← m + c a, and every entry with a magnitude of `least` bits or more is sent. How many they were."""
     memory, bits, mask = private.memory[own], private.bits[own], private.mask
     keys, places, heap = private.keys[own], private.places[own], private.heap[own]
-    land_(shared, private)
     if least < heap[FLOOR] or heap[COUNT] + values.size > keys.size:
         renew_(bits, keys, places, heap, mask, max(least - private.margin, 1))
     sent = 0

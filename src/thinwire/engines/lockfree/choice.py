@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree import atomics, prefetch
+from thinwire.engines.lockfree import atomics
 from thinwire.engines.lockfree.kernel import inlined, kernel
+from thinwire.engines.lockfree.logs import write_down_
 from thinwire.engines.lockfree.maxima import SHIFT, find, settle_
 from thinwire.engines.lockfree.order import below
 from thinwire.ops.cpu.draw import word
 
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
-ask_to_write: Any = prefetch.ask_to_write
 COIN, FIRST_DRAW = np.uint64(0), np.uint64(1)
 
 
@@ -40,24 +40,13 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
 
 
 @kernel
-def land_(shared: Any, private: Any) -> None:  # pragma: no cover
-    """Write what the step before chose."""
-    for place in range(private.late[0]):
-        add_float_(shared.v, private.late[place + 1], private.changes[place])
-    private.late[0] = 0
-
-
-@kernel
 def post_(shared: Any, private: Any, j: int, g: Any, per_scale: Any, weight: float) -> None:  # pragma: no cover
-    """x_j −= g: at once, or, where others write too, a step later, when its cache line has come from them."""
-    if not shared.atomic:
+    """x_j −= g: in v itself, or in the thread's copy of it and in its log."""
+    if private.seen.size == 0:
         send_(shared, private.credit, j, g, per_scale, weight)
         return
-    ask_to_write(shared.v, j)
-    change, place = -g * per_scale, private.late[0]
-    private.changes[place] = change
-    private.late[place + 1] = j
-    private.late[0] = place + 1
+    change = shared.v.dtype.type(-g * per_scale)
+    write_down_(shared, private, j, change)
     if private.credit.size:
         private.credit[j] -= change * weight
 
@@ -68,7 +57,6 @@ def send_largest_(
 ) -> Any:  # pragma: no cover
     """The k largest of a memory whose tree is in order; how many were not zero."""
     memory, bits, maxima = private.memory[own], private.bits[own], private.maxima[own]
-    land_(shared, private)
     for sent in range(k):
         j = find(bits, maxima, private.offsets, private.mask)
         if j < 0:
@@ -85,7 +73,6 @@ def send_drawn_(
 ) -> Any:  # pragma: no cover
     """k entries drawn without replacement, k < 1: one with that probability; how many were not zero."""
     memory, d = private.memory[own], shared.v.size
-    land_(shared, private)
     base = np.uint64(word(key, np.uint64(t)))
     if rule.probability < 1.0 and below(word(base, COIN), 1 << 53) >= rule.probability * 2.0**53:
         return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.choice import land_, level, post_, send_, send_drawn_, send_largest_
+from thinwire.engines.lockfree.choice import level, post_, send_, send_drawn_, send_largest_
 from thinwire.engines.lockfree.kernel import kernel
 from thinwire.engines.lockfree.maxima import refresh_
 from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
@@ -44,7 +44,7 @@ def dense_step_(
         return int(row.size)
     if rule.writes == LEVELS:
         return send_all_levels_(row, c, r, shared, private, rule.kept, key, t, per_scale, weight)
-    accumulate_all_(row, c, r, shared.v, private.memory[own])
+    accumulate_all_(row, c, r, private.v, private.memory[own])
     if rule.writes == TOP:
         refresh_(private.bits[own], private.maxima[own], private.offsets, private.mask, row.size)
         sent = send_largest_(shared, private, own, rule.kept, per_scale, weight)
@@ -75,7 +75,6 @@ def send_all_above_(
 ) -> Any:  # pragma: no cover
     """All entries of a memory with a magnitude of `least` bits or more, which is not zero; how many they were."""
     memory, bits, sent = private.memory[own], private.bits[own], 0
-    land_(shared, private)
     for first in range(0, memory.size, LANES):
         reached = at_least(bits, first, private.mask, least)
         while reached:

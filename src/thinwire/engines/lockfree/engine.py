@@ -20,7 +20,17 @@ from thinwire.engines.lockfree.regularisers import Decoupled, InMemory, Regulari
 from thinwire.engines.lockfree.rules import ABOVE, RANDOM, TOP, Code, Compiled
 from thinwire.engines.lockfree.samples import Samples
 from thinwire.engines.lockfree.schedules import Schedule
-from thinwire.engines.lockfree.state import LINE, NEXT, STOP, Plan, Private, Settings, Shared, private_state
+from thinwire.engines.lockfree.state import (
+    BROKEN,
+    LEFT,
+    NEXT,
+    STOP,
+    Plan,
+    Private,
+    Settings,
+    private_state,
+    shared_state,
+)
 from thinwire.engines.lockfree.walk import walk_dense, walk_sparse
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
@@ -34,8 +44,9 @@ class LockFree:
 
         each of W threads:  draw i;  p = m_w + η_t ∇f_i(x);  g = C(p);  x ← x − g;  m_w ← p − g
 
-    x is read without locks and written by atomic additions, so no g is lost: x − Σ_w m_w takes exactly SGD's steps.
-    A thread among several writes g one step late, while the cache line is on its way; nothing is late when a run ends.
+    No g is lost, so x − Σ_w m_w takes exactly SGD's steps, and nobody takes turns. Threads that write few coordinates
+    have a copy of x each and tell the others what they wrote (see `logs`); those that write all of them (identity,
+    qsgd) share one vector by atomic additions.
     With `threads=1` it is the sequential algorithm 1, deterministic. `rule` is any of memsgd or plain with identity,
     topk, randk or threshold, and plain(qsgd(levels, bucket=d)).
 
@@ -77,10 +88,10 @@ class LockFree:
         check_intercept(intercept)
         inside = self.regulariser.strength if isinstance(self.regulariser, InMemory) else 0.0
         self._settings = Settings(int(samples.loss), inside, float(intercept), stream_key(seed, MASKS))
-        self._shared = Shared(checked_start(start, samples), np.zeros(LINE // 8), np.zeros(2 * LINE // 8, np.int64),
-                              atomic and threads > 1)  # fmt: skip
+        copies = atomic and threads > 1 and self.code.writes in (TOP, RANDOM, ABOVE)
+        self._shared = shared_state(checked_start(start, samples), threads, atomic=atomic, copies=copies)
         self._shared.intercept[0] = start_intercept
-        self._private = [self._private_state() for _ in range(threads)]
+        self._private = [self._private_state(worker) for worker in range(threads)]
         self._sum = np.zeros(samples.d + 1)
         self._weight = 0.0
         self.step, self.seconds, self.written = 0, 0.0, 0
@@ -91,14 +102,13 @@ class LockFree:
         self.__dict__.update(state)
         self._private = [each.joined() for each in self._private]
 
-    def _private_state(self) -> Private:
+    def _private_state(self, worker: int) -> Private:
         code = self.code
         inside = self._settings.strength > 0 and not self.samples.dense
         return private_state(
-            self.samples.d,
-            self.samples.dtype,
+            self._shared,
+            worker,
             self.memories // self.threads,
-            kept=code.kept if code.writes in (TOP, RANDOM, ABOVE) else 0,
             tree=code.writes == TOP,
             heap=code.writes == ABOVE and not self.samples.dense and not inside,
             marks=code.writes == RANDOM,
@@ -216,11 +226,20 @@ class LockFree:
         while self.step < until and not self._shared.counter[STOP]:
             start = time.perf_counter()
             plan = planned(self, until)
-            self._shared.counter[NEXT] = 0
-            others = [pool.submit(self._walk, private, plan) for private in self._private[1:]]
-            self.written += self._walk(self._private[0], plan) + sum(other.result() for other in others)
+            self._shared.counter[NEXT] = self._shared.counter[LEFT] = 0
+            self._shared.ends[:] = self._shared.seen[:] = 0
+            self.written += self._walk_all(pool, plan)
             self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
             self.seconds += time.perf_counter() - start
+
+    def _walk_all(self, pool: ThreadPoolExecutor, plan: Plan) -> int:
+        """All threads' parts of a stretch; how many coordinates they wrote. Where one fails, none waits for it."""
+        try:
+            others = [pool.submit(self._walk, private, plan) for private in self._private[1:]]
+            return self._walk(self._private[0], plan) + sum(other.result() for other in others)
+        except BaseException:
+            self._shared.counter[STOP] = self._shared.counter[BROKEN] = 1
+            raise
 
     def _walk(self, private: Private, plan: Plan) -> int:
         """One thread's part of a stretch; how many coordinates it wrote."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -19,26 +18,20 @@ LINE = 64
 _declare: Any = cgutils.get_or_insert_function
 
 
-def _emit(context: Any, builder: Any, signature: Any, arguments: Any, writes: int) -> Any:
-    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-    address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-    word = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-    prefetch = _declare(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [address, *(ir.Constant(word, n) for n in (writes, 3, 1))])  # keep close, data
-    return context.get_dummy_value()
-
-
 @intrinsic
 def ask(typing: Any, x: Any, place: Any) -> Any:
     """Fetch the cache line of x[place]; nothing happens where there is no such memory."""
-    return types.void(x, types.intp), partial(_emit, writes=0)
 
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+        prefetch = _declare(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [address, *(ir.Constant(word, n) for n in (0, 3, 1))])  # to read, keep close, data
+        return context.get_dummy_value()
 
-@intrinsic
-def ask_to_write(typing: Any, x: Any, place: Any) -> Any:
-    """The same for a line that will be written: it leaves the other cores' caches."""
-    return types.void(x, types.intp), partial(_emit, writes=1)
+    return types.void(x, types.intp), emit
 
 
 _ask: Any = ask  # numba's types would have their callers pass the compiler's own first argument

@@ -11,20 +11,33 @@ from thinwire.ops.cpu.lanes import LANES
 
 LINE = 64
 """Bytes of a cache line: what two threads write to lies in different ones."""
-NEXT, STOP = 0, LINE // 8
-"""Places in `Shared.counter`: the next step that nobody has taken, and whether to take no more."""
+NEXT, STOP, LEFT, BROKEN = 0, LINE // 8, 2 * LINE // 8, 3 * LINE // 8
+"""Places in `Shared.counter`: the next step that nobody has taken, whether to take no more, how many threads are done,
+and whether one of them never will be."""
+OWN, END, ROOM = 0, 1, 2
+"""Places in `Private.log`: which log is the thread's own, where it ends, and where it has to wait for its readers."""
+LOG = 1 << 16
+"""Numbers in a log: some milliseconds of steps."""
 COUNT, FLOOR = 0, 1
 """Places in `Private.heap`: how many entries are in it, and the magnitude that all of them have at least."""
 
 
 class Shared(NamedTuple):
-    """One vector v with x = s v, the intercept, and the counter of steps."""
+    """One vector v with x = s v, the intercept, the counter of steps, and the threads' logs."""
 
     v: Any
     intercept: Any
     counter: Any
     atomic: bool
     """Whether several threads add to v, and none of what they add may be lost."""
+    columns: Any
+    """Where each thread has added something to its copy of v, one log in a row; empty where there are no copies."""
+    changes: Any
+    """What it was."""
+    ends: Any
+    """How much of each log may be read: the first number of a row."""
+    seen: Any
+    """How much of each log (columns) each thread (rows) has read."""
 
 
 class Private(NamedTuple):
@@ -51,10 +64,11 @@ class Private(NamedTuple):
     """The last step at which a coordinate was drawn."""
     row: Any
     """Room for one row, all zero between steps."""
-    late: Any
-    """Coordinates that the last step chose and the next will write, after how many they are; see `choice`."""
-    changes: Any
-    """What will be added to them."""
+    v: Any
+    """What it reads of v, and writes: its own copy, or v itself."""
+    log: Any
+    seen: Any
+    """How much it has read of each log."""
     credit: Any
     """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
 
@@ -95,10 +109,26 @@ class Settings(NamedTuple):
     """Of the masks of RANDOM and the levels of LEVELS."""
 
 
+def shared_state(start: Any, threads: int, *, atomic: bool, copies: bool) -> Shared:
+    """With logs, where every thread has a copy of v."""
+    logs = threads if copies else 0
+    return Shared(
+        v=start,
+        intercept=np.zeros(LINE // 8),
+        counter=np.zeros(4 * LINE // 8, np.int64),
+        atomic=atomic and threads > 1 and not copies,
+        columns=np.zeros((logs, LOG), np.int32 if start.size < 2**31 else np.int64),
+        changes=np.zeros((logs, LOG), start.dtype),
+        ends=np.zeros((logs, LINE // 8), np.int64),
+        seen=np.zeros((logs, max(logs, LINE // 8)), np.int64),
+    )
+
+
 def private_state(
-    d: int, dtype: Any, memories: int, *, kept: int, tree: bool, heap: bool, marks: bool, row: bool, mean: bool
+    shared: Shared, worker: int, memories: int, *, tree: bool, heap: bool, marks: bool, row: bool, mean: bool
 ) -> Private:
     """Zeros, of no size where a run has no use for them."""
+    d, dtype, logs = shared.v.size, shared.v.dtype, len(shared.ends)
     width, whole = padded(d), np.dtype(f"i{np.dtype(dtype).itemsize}")
     offsets = level_offsets(d)
     memory, block = np.zeros((memories, width), dtype), np.zeros(LANES, dtype)
@@ -117,7 +147,8 @@ def private_state(
         mask=whole.type(np.iinfo(whole).max),
         marks=np.zeros(d if marks else 0, np.int64),
         row=np.zeros(d if row else 0, dtype),
-        late=np.zeros(kept + 1, np.int64),
-        changes=np.zeros(kept, dtype),
+        v=np.zeros_like(shared.v) if logs else shared.v,
+        log=np.array([worker, 0, 0]),
+        seen=np.zeros(logs, np.int64),
         credit=np.zeros(d + 1 if mean else 0),
     )

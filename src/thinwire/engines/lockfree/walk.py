@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engines.lockfree import atomics, prefetch
-from thinwire.engines.lockfree.choice import land_
+from thinwire.engines.lockfree import atomics
 from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
 from thinwire.engines.lockfree.kernel import inlined, kernel
+from thinwire.engines.lockfree.logs import catch_up_, enter_, leave_, publish_
 from thinwire.engines.lockfree.losses import slope
 from thinwire.engines.lockfree.prefetch import ask_for
 from thinwire.engines.lockfree.sparse_step import sparse_product, sparse_step_, spread_, wipe_
@@ -15,10 +15,11 @@ from thinwire.engines.lockfree.state import NEXT, STOP
 
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
-ask: Any = prefetch.ask
 fetch_add_: Any = atomics.fetch_add_
 CHUNK = 64
 """Steps taken at a time: the counter is touched once in 30 microseconds or more."""
+TELL = 16
+"""Steps after which threads exchange what they wrote: a look at another's log takes as long as ten of its numbers."""
 AHEAD = 2
 """Steps by which sparse rows are fetched in advance."""
 
@@ -57,11 +58,11 @@ def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
 
 
 @inlined
-def ask_for_numbers(rows: Any, samples: Any, t: int, v: Any) -> None:  # pragma: no cover
-    """Fetch what the row of step t meets of v: where others write, some of it is in their caches alone."""
-    if t < samples.size:
-        for p in range(rows.pointers[samples[t]], rows.pointers[samples[t] + 1]):
-            ask(v, rows.columns[p])
+def exchange_(shared: Any, private: Any, t: int) -> None:  # pragma: no cover
+    """Every few steps, where threads have copies: tell what was written, and hear what others wrote."""
+    if private.seen.size and t % TELL == 0:
+        publish_(shared, private)
+        catch_up_(shared, private)
 
 
 @kernel
@@ -70,16 +71,17 @@ def walk_sparse(
 ) -> Any:  # pragma: no cover
     """Steps along sparse rows; how many coordinates were written."""
     sent, number = 0, shared.v.dtype.type
+    if private.seen.size:
+        enter_(shared, private)
     begin, end = take_(shared, plan.samples.size)
     while begin < end:
         for t in range(begin, end):
             ask_for_row(rows, plan.samples, t + AHEAD)
-            if shared.atomic:
-                ask_for_numbers(rows, plan.samples, t + 1, shared.v)
+            exchange_(shared, private, t)
             i = plan.samples[t]
             first, last = rows.pointers[i], rows.pointers[i + 1]
             columns, values = rows.columns[first:last], rows.values[first:last]
-            product = sparse_product(columns, values, shared.v)
+            product = sparse_product(columns, values, private.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
             own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
@@ -95,7 +97,8 @@ def walk_sparse(
                     columns, values, c, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
                 )
         begin, end = take_(shared, plan.samples.size)
-    land_(shared, private)
+    if private.seen.size:
+        leave_(shared, private)
     return sent
 
 
@@ -105,13 +108,16 @@ def walk_dense(
 ) -> Any:  # pragma: no cover
     """Steps along dense rows; how many coordinates were written."""
     sent, number = 0, shared.v.dtype.type
+    if private.seen.size:
+        enter_(shared, private)
     begin, end = take_(shared, plan.samples.size)
     while begin < end:
         for t in range(begin, end):
             if t + 1 < plan.samples.size:
                 ask_for(rows[plan.samples[t + 1]], 0, rows.shape[1])
+            exchange_(shared, private, t)
             i = plan.samples[t]
-            product = dense_product(rows[i], shared.v)
+            product = dense_product(rows[i], private.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
             own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
@@ -120,5 +126,6 @@ def walk_dense(
                 rows[i], c, r, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
             )
         begin, end = take_(shared, plan.samples.size)
-    land_(shared, private)
+    if private.seen.size:
+        leave_(shared, private)
     return sent

@@ -1,0 +1,143 @@
+"""Copies of one vector, kept alike by logs: nothing is lost, however short the logs, however many threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from numba import njit
+
+from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, state
+from thinwire.engines.lockfree.logs import catch_up_, enter_, leave_, publish_, write_down_
+from thinwire.engines.lockfree.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
+
+D = 40
+
+
+def states(threads: int, dtype: type = np.float64) -> tuple[Shared, list[Private]]:
+    shared = shared_state(np.arange(D, dtype=dtype), threads, atomic=True, copies=True)
+    none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
+    return shared, [private_state(shared, worker, 1, **none) for worker in range(threads)]
+
+
+@njit(nogil=True)
+def write_many(shared: Any, private: Any, steps: int, value: Any) -> None:
+    enter_(shared, private)
+    for t in range(steps):
+        if t % 16 == 0:
+            publish_(shared, private)
+            catch_up_(shared, private)
+        for j in range(t % 7):
+            write_down_(shared, private, (3 * t + 5 * j) % shared.v.size, value)
+    leave_(shared, private)
+
+
+def total(steps: int, values: list[int]) -> Any:
+    """What all threads add to each coordinate."""
+    places = [(3 * t + 5 * j) % D for t in range(steps) for j in range(t % 7)]
+    return np.arange(D) + sum(values) * np.bincount(places, minlength=D)
+
+
+@pytest.mark.parametrize("size", [2, 64, state.LOG])
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_addition_is_lost(threads: int, size: int, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers add without rounding, so the sums are exact or something was lost, or added twice."""
+    monkeypatch.setattr(state, "LOG", size)
+    shared, privates = states(threads, dtype)
+    steps, values = 2000, [3**worker for worker in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(lambda private: write_many(shared, private, steps, dtype(values[private.log[0]])), privates):
+            pass
+    assert np.array_equal(shared.v, total(steps, values))
+    assert shared.counter[LEFT] == threads
+
+
+def test_threads_hear_of_each_other_before_they_leave() -> None:
+    shared, (first, second) = states(2)
+    for private in (first, second):
+        enter_(shared, private)
+    write_down_(shared, first, 4, 0.5)
+    catch_up_(shared, second)
+    assert second.v[4] == 4.0  # written down, but not told
+    publish_(shared, first)
+    catch_up_(shared, second)
+    assert first.v[4] == second.v[4] == 4.5
+    assert shared.v[4] == 4.0
+    leave_(shared, second)
+    write_down_(shared, first, 4, 0.5)
+    leave_(shared, first)
+    assert shared.v[4] == 5.0
+
+
+def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "LOG", 4)
+    shared, (first, second) = states(2)
+    for private in (first, second):
+        enter_(shared, private)
+    leave_(shared, second)
+    for _ in range(100):
+        write_down_(shared, first, 0, 1.0)
+    leave_(shared, first)
+    assert shared.v[0] == 100.0
+
+
+def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "LOG", 4)
+    shared, (first, _) = states(2)
+    enter_(shared, first)
+    shared.counter[BROKEN] = 1
+    for _ in range(100):
+        write_down_(shared, first, 0, 1.0)
+    assert first.v[0] == 100.0
+
+
+# ------------------------------------------------------------------------------------------------------ in the engine
+
+
+def samples(sparse: bool) -> Samples:
+    rng = np.random.default_rng(0)
+    rows = np.where(rng.random((200, 30)) < 0.3, rng.normal(size=(200, 30)), 0.0)
+    return Samples.of(scipy.sparse.csr_array(rows) if sparse else rows, rng.choice([-1.0, 1.0], 200))
+
+
+@pytest.mark.filterwarnings("ignore:.*cores")
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("rule", ["memsgd(topk(count=3))", "memsgd(randk(count=3))", "memsgd(threshold(0.05))"])
+def test_runs_with_the_shortest_logs_lose_nothing(
+    rule: str, sparse: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "LOG", 2)
+    data, steps = samples(sparse), 5000
+    it = LockFree(data, rule, Constant(0.1), threads=threads)
+    it.run(steps)
+    assert it.last is not None
+    dense = data.rows.toarray() if sparse else data.rows
+    moves = it.last.coefficients[:, None] * dense[it.last.samples]
+    bound = 8 * steps * np.finfo(np.float64).eps * (np.abs(moves).sum(0) + 1)
+    assert (np.abs(it.x - it.memory.sum(0) + moves.sum(0)) <= bound).all()
+    assert it.written > steps
+
+
+def test_one_thread_and_writers_of_everything_have_no_copies() -> None:
+    for rule, threads in (("memsgd(topk(count=1))", 1), ("plain(identity())", 2)):
+        it = LockFree(samples(True), rule, Constant(0.1), threads=threads)
+        assert all(private.v is it.x for private in it._private)
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "LOG", 2)
+    walk = engine.walk_sparse
+
+    def failing(rows: Any, targets: Any, weights: Any, shared: Any, private: Any, *rest: Any) -> Any:
+        if private.log[0] == 0:
+            raise MemoryError("no room")
+        return walk(rows, targets, weights, shared, private, *rest)
+
+    monkeypatch.setattr(engine, "walk_sparse", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        LockFree(samples(True), "memsgd(topk(count=3))", Constant(0.1), threads=2).run(5000)
