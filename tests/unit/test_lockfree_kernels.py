@@ -33,7 +33,7 @@ def states(d: int, dtype: type, **parts: bool) -> tuple[Private, Shared]:
     """Of one thread, with some of its parts."""
     shared = shared_state(np.zeros(d, dtype), 1, atomic=False, copies=False)
     none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
-    return private_state(shared, 0, 1, **none | parts), shared
+    return private_state(shared, 0, 1, 0, **none | parts), shared
 
 
 # --------------------------------------------------------------------------------------------------- several threads
@@ -56,12 +56,12 @@ def test_no_addition_of_two_threads_is_lost(dtype: type) -> None:
 
 
 def test_every_step_is_taken_once() -> None:
-    (_, shared), steps = states(1, np.float64), 1000 * CHUNK + 7
+    (private, shared), steps = states(1, np.float64), 1000 * CHUNK + 7
 
     def take(_: int) -> list[tuple[int, int]]:
         taken = []
         while True:
-            begin, end = take_(shared, steps)
+            begin, end = take_(shared, private, steps)
             if begin >= end:
                 return taken
             taken.append((begin, end))

@@ -11,7 +11,7 @@ import scipy.sparse
 from numba import njit
 
 from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, state
-from thinwire.engines.lockfree.logs import catch_up_, enter_, leave_, publish_, write_down_
+from thinwire.engines.lockfree.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
 from thinwire.engines.lockfree.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
 
 D = 40
@@ -20,7 +20,7 @@ D = 40
 def states(threads: int, dtype: type = np.float64) -> tuple[Shared, list[Private]]:
     shared = shared_state(np.arange(D, dtype=dtype), threads, atomic=True, copies=True)
     none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
-    return shared, [private_state(shared, worker, 1, **none) for worker in range(threads)]
+    return shared, [private_state(shared, worker, 1, D, **none) for worker in range(threads)]
 
 
 @njit(nogil=True)
@@ -31,8 +31,14 @@ def write_many(shared: Any, private: Any, steps: int, value: Any) -> None:
             publish_(shared, private)
             catch_up_(shared, private)
         for j in range(t % 7):
-            write_down_(shared, private, (3 * t + 5 * j) % shared.v.size, value)
+            add_own_(private, (3 * t + 5 * j) % shared.v.size, value)
+        write_down_(shared, private)
     leave_(shared, private)
+
+
+def add(shared: Shared, private: Private, j: int, change: float) -> None:
+    add_own_(private, j, change)
+    write_down_(shared, private)
 
 
 def total(steps: int, values: list[int]) -> Any:
@@ -60,7 +66,7 @@ def test_threads_hear_of_each_other_before_they_leave() -> None:
     shared, (first, second) = states(2)
     for private in (first, second):
         enter_(shared, private)
-    write_down_(shared, first, 4, 0.5)
+    add(shared, first, 4, 0.5)
     catch_up_(shared, second)
     assert second.v[4] == 4.0  # written down, but not told
     publish_(shared, first)
@@ -68,7 +74,7 @@ def test_threads_hear_of_each_other_before_they_leave() -> None:
     assert first.v[4] == second.v[4] == 4.5
     assert shared.v[4] == 4.0
     leave_(shared, second)
-    write_down_(shared, first, 4, 0.5)
+    add(shared, first, 4, 0.5)
     leave_(shared, first)
     assert shared.v[4] == 5.0
 
@@ -80,7 +86,7 @@ def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         enter_(shared, private)
     leave_(shared, second)
     for _ in range(100):
-        write_down_(shared, first, 0, 1.0)
+        add(shared, first, 0, 1.0)
     leave_(shared, first)
     assert shared.v[0] == 100.0
 
@@ -91,7 +97,7 @@ def test_a_thread_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
     enter_(shared, first)
     shared.counter[BROKEN] = 1
     for _ in range(100):
-        write_down_(shared, first, 0, 1.0)
+        add(shared, first, 0, 1.0)
     assert first.v[0] == 100.0
 
 

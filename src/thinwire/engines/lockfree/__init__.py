@@ -1,4 +1,4 @@
-"""Mem-SGD for linear models on all cores of one machine: one shared vector, no locks, compiled by numba."""
+"""Mem-SGD for linear models on all cores of one machine: one vector, no locks, compiled by numba."""
 
 from thinwire.engines.lockfree.averages import Average as Average
 from thinwire.engines.lockfree.averages import Final as Final

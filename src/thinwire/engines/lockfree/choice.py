@@ -1,4 +1,4 @@
-"""What a step takes out of the memory and adds to the shared vector: the largest entries, random ones, or all.
+"""What a step takes out of the memory and adds to x: the largest entries, random ones, or all.
 
 x_j ← x_j − g_j and m_j ← 0 for the chosen j; in terms of v = x/s that is v_j ← v_j − g_j/s.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from thinwire.engines.lockfree import atomics
 from thinwire.engines.lockfree.kernel import inlined, kernel
-from thinwire.engines.lockfree.logs import write_down_
+from thinwire.engines.lockfree.logs import add_own_
 from thinwire.engines.lockfree.maxima import SHIFT, find, settle_
 from thinwire.engines.lockfree.order import below
 from thinwire.ops.cpu.draw import word
@@ -39,14 +39,14 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
         credit[j] -= change * weight
 
 
-@kernel
+@inlined
 def post_(shared: Any, private: Any, j: int, g: Any, per_scale: Any, weight: float) -> None:  # pragma: no cover
     """x_j −= g: in v itself, or in the thread's copy of it and in its log."""
     if private.seen.size == 0:
         send_(shared, private.credit, j, g, per_scale, weight)
         return
     change = shared.v.dtype.type(-g * per_scale)
-    write_down_(shared, private, j, change)
+    add_own_(private, j, change)
     if private.credit.size:
         private.credit[j] -= change * weight
 

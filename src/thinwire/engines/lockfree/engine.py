@@ -1,4 +1,4 @@
-"""Mem-SGD on all cores: W threads, one shared vector, private memories, only k coordinates written in a step."""
+"""Mem-SGD on all cores: W threads, one vector, private memories, only k coordinates written in a step."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ class LockFree:
             self._shared,
             worker,
             self.memories // self.threads,
+            code.kept,
             tree=code.writes == TOP,
             heap=code.writes == ABOVE and not self.samples.dense and not inside,
             marks=code.writes == RANDOM,

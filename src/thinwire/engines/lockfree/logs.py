@@ -1,9 +1,9 @@
 """Copies of x, one a thread, kept alike by logs: a thread adds to its own copy, and writes down what it added.
 
-The others read that and add it to theirs. So no number is written by two threads, nothing is lost, and nobody reads
-what is not in a cache of its own but the logs, one line for eight numbers or more. (Atomic additions to one vector take
-some 28 ns each where another core reads the same line, and send its readers to that core.) Whoever is done last has
-seen all logs: its copy is x.
+The others read that and add it to theirs, every few steps. So no number is written by two threads, nothing is lost, and
+nothing but the logs comes from another core's cache, eight numbers or more in a line. (An atomic addition to one vector
+takes some 28 ns where another core reads the same line, and that core has to fetch it anew.) Whoever is done last has
+read all logs: its copy is x.
 
 A log is a ring. Where it is full, its thread waits until all others that still take steps have read its oldest part.
 """
@@ -13,15 +13,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from thinwire.engines.lockfree import atomics
-from thinwire.engines.lockfree.kernel import kernel
+from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.state import BROKEN, END, LEFT, OWN, ROOM
 
 # numba's types would have their callers pass the compiler's own first argument
 fetch_add_: Any = atomics.fetch_add_
 read: Any = atomics.read
 write_: Any = atomics.write_
+pass_on: Any = types.ExternalFunction("sched_yield", types.int32())
+"""Of the C library: let another thread have the core."""
 GONE = np.iinfo(np.int64).max
 """What a thread has read that will read no more."""
 
@@ -35,15 +38,26 @@ def enter_(shared: Any, private: Any) -> None:  # pragma: no cover
     private.log[END], private.log[ROOM] = 0, shared.columns.shape[1]
 
 
-@kernel
-def write_down_(shared: Any, private: Any, j: int, change: Any) -> None:  # pragma: no cover
-    """v_j += change in the own copy; `publish_` tells the others."""
-    if private.log[END] == private.log[ROOM]:
-        wait_(shared, private)
-    own, place = private.log[OWN], private.log[END] & (shared.columns.shape[1] - 1)
-    shared.columns[own, place], shared.changes[own, place] = j, change
-    private.log[END] += 1
+@inlined
+def add_own_(private: Any, j: int, change: Any) -> None:  # pragma: no cover
+    """v_j += change in the own copy; `write_down_` and `publish_` tell the others."""
+    place = private.fresh[0]
+    private.fresh[place + 1], private.changes[place] = j, change
+    private.fresh[0] = place + 1
     private.v[j] += change
+
+
+@inlined
+def write_down_(shared: Any, private: Any) -> None:  # pragma: no cover
+    """What a step has added goes into the log, all at once: so the code of a step stays small."""
+    own, last = private.log[OWN], shared.columns.shape[1] - 1
+    for each in range(private.fresh[0]):
+        if private.log[END] == private.log[ROOM]:
+            wait_(shared, private)
+        place = private.log[END] & last
+        shared.columns[own, place], shared.changes[own, place] = private.fresh[each + 1], private.changes[each]
+        private.log[END] += 1
+    private.fresh[0] = 0
 
 
 @kernel
@@ -71,6 +85,7 @@ def wait_(shared: Any, private: Any) -> None:  # pragma: no cover
     own = private.log[OWN]
     publish_(shared, private)
     while private.log[END] == private.log[ROOM]:
+        pass_on()
         catch_up_(shared, private)
         least = GONE
         for other in range(shared.ends.shape[0]):

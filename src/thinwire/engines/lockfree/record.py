@@ -13,7 +13,7 @@ class Snapshot:
     seconds: float
     """Spent in steps, from the engine's first on."""
     written: int
-    """Coordinates of the shared vector written so far (of sparsifiers, only numbers other than zero)."""
+    """Coordinates of x written so far (of sparsifiers, only numbers other than zero)."""
     loss: float
 
 

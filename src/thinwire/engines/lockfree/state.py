@@ -16,8 +16,8 @@ NEXT, STOP, LEFT, BROKEN = 0, LINE // 8, 2 * LINE // 8, 3 * LINE // 8
 and whether one of them never will be."""
 OWN, END, ROOM = 0, 1, 2
 """Places in `Private.log`: which log is the thread's own, where it ends, and where it has to wait for its readers."""
-LOG = 1 << 16
-"""Numbers in a log: some milliseconds of steps."""
+LOG = 1 << 14
+"""Numbers in a log: the steps of some hundred microseconds or more."""
 COUNT, FLOOR = 0, 1
 """Places in `Private.heap`: how many entries are in it, and the magnitude that all of them have at least."""
 
@@ -66,6 +66,10 @@ class Private(NamedTuple):
     """Room for one row, all zero between steps."""
     v: Any
     """What it reads of v, and writes: its own copy, or v itself."""
+    fresh: Any
+    """What the step at hand has added to its copy: how many numbers, and where."""
+    changes: Any
+    """What they were."""
     log: Any
     seen: Any
     """How much it has read of each log."""
@@ -125,9 +129,9 @@ def shared_state(start: Any, threads: int, *, atomic: bool, copies: bool) -> Sha
 
 
 def private_state(
-    shared: Shared, worker: int, memories: int, *, tree: bool, heap: bool, marks: bool, row: bool, mean: bool
+    shared: Shared, worker: int, memories: int, most: int, *, tree: bool, heap: bool, marks: bool, row: bool, mean: bool
 ) -> Private:
-    """Zeros, of no size where a run has no use for them."""
+    """Zeros, of no size where a run has no use for them; `most` is what a step may write."""
     d, dtype, logs = shared.v.size, shared.v.dtype, len(shared.ends)
     width, whole = padded(d), np.dtype(f"i{np.dtype(dtype).itemsize}")
     offsets = level_offsets(d)
@@ -148,6 +152,8 @@ def private_state(
         marks=np.zeros(d if marks else 0, np.int64),
         row=np.zeros(d if row else 0, dtype),
         v=np.zeros_like(shared.v) if logs else shared.v,
+        fresh=np.zeros(most + 1 if logs else 0, np.int64),
+        changes=np.zeros(most if logs else 0, dtype),
         log=np.array([worker, 0, 0]),
         seen=np.zeros(logs, np.int64),
         credit=np.zeros(d + 1 if mean else 0),
