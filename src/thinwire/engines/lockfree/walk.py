@@ -16,9 +16,9 @@ from thinwire.engines.lockfree.state import NEXT, STOP
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
 fetch_add_: Any = atomics.fetch_add_
-CHUNK = 8
-"""Steps taken at a time: the counter is touched, and others' logs are read, once in two microseconds or more. With 32,
-steps that write ten numbers are up to a tenth faster, but x is older: steps near the largest bear no long delay."""
+CHUNK = 16
+"""Steps taken at a time: the counter is touched, and others' logs are read, once in four microseconds or more. (With 8,
+steps that write ten numbers take up to a tenth longer; with more, x is older, and large steps bear no long delay.)"""
 AHEAD = 2
 """Steps by which sparse rows are fetched in advance."""
 
