@@ -217,7 +217,7 @@ def test_the_virtual_iterate_takes_all_steps_of_sgd(sparse: bool, rule: str, thr
     "rule", ["plain(identity())", "memsgd(topk(count=4))", "memsgd(randk(count=4))", "memsgd(threshold(0.5))"]
 )
 def test_not_one_write_is_lost_where_threads_meet(rule: str) -> None:
-    """Eight coordinates, one cache line: without atomic additions some of these writes go missing."""
+    """Eight coordinates, one cache line: without atomic additions, or copies, some of these writes go missing."""
     data, steps = samples(d=8, sparse=False, density=1.0), 60_000
     engine = LockFree(data, rule, Constant(0.5), threads=2)
     engine.run(steps)

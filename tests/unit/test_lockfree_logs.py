@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import scipy.sparse
@@ -13,6 +18,7 @@ from numba import njit
 from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, state
 from thinwire.engines.lockfree.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
 from thinwire.engines.lockfree.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
+from thinwire.errors import ConfigError
 
 D = 40
 
@@ -135,15 +141,73 @@ def test_one_thread_and_writers_of_everything_have_no_copies() -> None:
         assert all(private.v is it.x for private in it._private)
 
 
-def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_was_pickled_goes_on() -> None:
+    data = samples(True)
+    it = LockFree(data, "memsgd(topk(count=3))", Constant(0.1), threads=2)
+    it.run(300)
+    pickled = pickle.dumps(it)
+    again = pickle.loads(pickled)
+    assert len(pickled) < 100_000  # no logs
+    assert np.array_equal(again.x, it.x)
+    assert np.array_equal(again.memory, it.memory)
+    before = again.x - again.memory.sum(0)
+    again.run(300)
+    assert again.last is not None
+    moves = again.last.coefficients[:, None] * data.rows.toarray()[again.last.samples]
+    assert np.abs(again.x - again.memory.sum(0) - before + moves.sum(0)).max() < 1e-10
+
+
+@pytest.mark.parametrize(("rule", "threads"), [("memsgd(topk(count=3))", 1), ("plain(identity())", 2)])
+def test_an_engine_whose_arrays_came_back_apart_goes_on(rule: str, threads: int, tmp_path: Path) -> None:
+    """joblib, by which scikit-learn's models are stored, keeps no array that is there twice as one."""
+    engines = [LockFree(samples(True), rule, Constant(0.1), threads=threads) for _ in range(2)]
+    engines[0].run(400)
+    joblib.dump(engines[0], tmp_path / "engine")
+    again = joblib.load(tmp_path / "engine")
+    again.run(400)
+    engines[1].run(400)
+    engines[1].run(400)
+    assert np.abs(again.x - engines[1].x).max() < (1e-12 if threads == 1 else 0.2)
+
+
+def test_after_ctrl_c_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while a stretch is planned, and before its threads begin."""
+    monkeypatch.setattr(state, "LOG", 64)
+    rng, data, ask = np.random.default_rng(0), samples(True), [True]
+
+    def order(count: int, seed: int, begin: int, end: int) -> Any:
+        if ask and begin > 0:
+            ask.pop()
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)
+        return rng.integers(count, size=end - begin)
+
+    it = LockFree(data, "memsgd(topk(count=3))", Constant(0.1), threads=2, order=order)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert it.run(40_000, every=1000).stopped == "interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    start = it.x - it.memory.sum(0)
+    it.run(20_000)
+    assert it.last is not None
+    moves = it.last.coefficients[:, None] * data.rows.toarray()[it.last.samples]
+    assert np.abs(it.x - it.memory.sum(0) - start + moves.sum(0)).max() < 1e-9
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_thread_that_fails_leaves_nobody_waiting(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "LOG", 2)
     walk = engine.walk_sparse
 
     def failing(rows: Any, targets: Any, weights: Any, shared: Any, private: Any, *rest: Any) -> Any:
-        if private.log[0] == 0:
+        if private.log[0] == worker:
             raise MemoryError("no room")
         return walk(rows, targets, weights, shared, private, *rest)
 
     monkeypatch.setattr(engine, "walk_sparse", failing)
+    it = LockFree(samples(True), "memsgd(topk(count=3))", Constant(0.1), threads=2)
     with pytest.raises(MemoryError, match="no room"):
-        LockFree(samples(True), "memsgd(topk(count=3))", Constant(0.1), threads=2).run(5000)
+        it.run(5000)
+    with pytest.raises(ConfigError, match="begin with a new engine"):
+        it.run(5000)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from thinwire.engines.lockfree.schedules import Schedule
 from thinwire.engines.lockfree.state import (
     BROKEN,
     LEFT,
+    LOG,
     NEXT,
     STOP,
     Plan,
@@ -39,6 +41,13 @@ from thinwire.spec import parse
 Array = NDArray[Any]
 
 
+def _begin_all(pool: ThreadPoolExecutor, threads: int) -> None:
+    """All threads of the pool, which by itself begins one when it seems to need it: each may wait for all others."""
+    barrier = Barrier(threads)
+    for each in [pool.submit(barrier.wait, 60) for _ in range(threads)]:
+        each.result()
+
+
 class LockFree:
     """PARALLEL-MEM-SGD (Stich, Cordonnier and Jaggi 2018, algorithm 2) for linear models.
 
@@ -52,7 +61,8 @@ class LockFree:
 
     `memories` (default: one a thread) is for one thread only: step t then uses memory t mod `memories`, which shows
     what W workers would do, without chance. `intercept` is the share of the step size by which an unregularised
-    intercept moves (0: there is none). `atomic=False` writes as Hogwild does, and may lose some of what it writes.
+    intercept moves (0: there is none). `atomic=False` has neither copies nor atomic additions: threads write to one
+    vector as Hogwild does, and some of what they write may be lost.
 
     >>> from thinwire.engines.lockfree import Constant, LockFree, Samples
     >>> samples = Samples.of(np.array([[1.0, 0.5], [0.0, 2.0]]), [1.0, 2.0], loss="squared")
@@ -98,9 +108,13 @@ class LockFree:
         self.last: Plan | None = None
         """The stretch of steps done last."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_shared": self._shared.with_logs(0)}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._private = [each.joined() for each in self._private]
+        self._shared = self._shared.with_logs(LOG)
+        self._private = [each.joined(self._shared) for each in self._private]
 
     def _private_state(self, worker: int) -> Private:
         code = self.code
@@ -126,7 +140,7 @@ class LockFree:
 
     @property
     def x(self) -> Array:
-        """The shared vector; a view, which the next steps change."""
+        """The vector; a view, which the next steps change."""
         x: Array = self._shared.v
         return x
 
@@ -189,25 +203,29 @@ class LockFree:
         if every is None and (target is not None or watch is not None):
             raise ConfigError("target and watch look at snapshots: say every how many steps one is taken, every=...")
         run, end, begin = Run(), self.step + steps, self.step
+        if self._shared.counter[BROKEN]:
+            raise ConfigError("a thread of an earlier run failed, and what it did is lost: begin with a new engine")
         self._shared.counter[STOP] = 0
         try:
-            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool, self._stopping():
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool:
+                _begin_all(pool, self.threads)
                 while not (every is not None and self._look(run, target, watch)) and self.step < end:
                     until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
-                    pool.submit(self._advance, pool, until).result()
+                    self._wait_for(pool.submit(self._advance, pool, until))
         except KeyboardInterrupt:
             run.stopped = "interrupted"
             if every is not None:
                 run.snapshots.append(self._snapshot())
         return run
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Whatever ends the block, the threads take no more steps; only the main thread hears of Ctrl-C."""
+    def _wait_for(self, stretch: Future[None]) -> None:
+        """Until it is done. At Ctrl-C, of which only the main thread hears, its threads are stopped and waited for."""
         try:
-            yield
-        finally:
+            stretch.result()
+        except BaseException:
             self._shared.counter[STOP] = 1
+            wait([stretch])
+            raise
 
     def _look(self, run: Run, target: float | None, watch: Callable[[Snapshot], bool | None] | None) -> bool:
         """Take a snapshot; whether the run ends here."""
@@ -234,22 +252,29 @@ class LockFree:
             self.seconds += time.perf_counter() - start
 
     def _walk_all(self, pool: ThreadPoolExecutor, plan: Plan) -> int:
-        """All threads' parts of a stretch; how many coordinates they wrote. Where one fails, none waits for it."""
-        try:
+        """All threads' parts of a stretch; how many coordinates they wrote."""
+        with self._breaking():
             others = [pool.submit(self._walk, private, plan) for private in self._private[1:]]
-            return self._walk(self._private[0], plan) + sum(other.result() for other in others)
-        except BaseException:
-            self._shared.counter[STOP] = self._shared.counter[BROKEN] = 1
-            raise
+        return self._walk(self._private[0], plan) + sum(other.result() for other in others)
 
     def _walk(self, private: Private, plan: Plan) -> int:
         """One thread's part of a stretch; how many coordinates it wrote."""
         walk, samples = walk_dense if self.samples.dense else walk_sparse, self.samples
-        written: int = walk(
-            samples.compiled, samples.targets, samples.weights, self._shared, private, plan,
-            self.code, self._settings,
-        )  # fmt: skip
+        with self._breaking():
+            written: int = walk(
+                samples.compiled, samples.targets, samples.weights, self._shared, private, plan,
+                self.code, self._settings,
+            )  # fmt: skip
         return written
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Where a thread fails, none waits for it, and the engine is of no more use."""
+        try:
+            yield
+        except BaseException:
+            self._shared.counter[STOP] = self._shared.counter[BROKEN] = 1
+            raise
 
     def _close_(self, plan: Plan, done: int) -> None:
         """After `done` steps of a stretch: v ← x, and the stretch's part of the mean to the sum.

@@ -14,8 +14,8 @@ from thinwire.schedule import Warmup
 ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
 """What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""
 KNOWN = (
-    "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d)), for its threads write "
-    "to one vector, and no server holds what other rules need"
+    "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d)), for its threads "
+    "work on one vector, and no server holds what other rules need"
 )
 
 

@@ -39,6 +39,11 @@ class Shared(NamedTuple):
     seen: Any
     """How much of each log (columns) each thread (rows) has read."""
 
+    def with_logs(self, size: int) -> Shared:
+        """Logs of another size, all empty: nothing in them is needed between runs."""
+        columns, changes = (np.zeros((len(self.ends), size), log.dtype) for log in (self.columns, self.changes))
+        return self._replace(columns=columns, changes=changes)
+
 
 class Private(NamedTuple):
     """A thread's own arrays: its memories, one in a row, in units of x; what it needs to choose, and to average."""
@@ -65,21 +70,23 @@ class Private(NamedTuple):
     row: Any
     """Room for one row, all zero between steps."""
     v: Any
-    """What it reads of v, and writes: its own copy, or v itself."""
+    """Its own copy of v, or v itself."""
     fresh: Any
     """What the step at hand has added to its copy: how many numbers, and where."""
     changes: Any
     """What they were."""
     log: Any
+    """Three numbers about its log: see `OWN`."""
     seen: Any
     """How much it has read of each log."""
     credit: Any
     """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
 
-    def joined(self) -> Private:
-        """Pickled arrays come back apart: numbers as integers must be the numbers themselves."""
+    def joined(self, shared: Shared) -> Private:
+        """Pickled arrays come back apart: numbers as integers must be the numbers themselves, and v that of all."""
         whole = self.bits.dtype
-        return self._replace(bits=self.memory.view(whole), block_bits=self.block.view(whole))
+        v = self.v if len(shared.ends) else shared.v
+        return self._replace(bits=self.memory.view(whole), block_bits=self.block.view(whole), v=v)
 
 
 class Plan(NamedTuple):
@@ -121,7 +128,7 @@ def shared_state(start: Any, threads: int, *, atomic: bool, copies: bool) -> Sha
         intercept=np.zeros(LINE // 8),
         counter=np.zeros(4 * LINE // 8, np.int64),
         atomic=atomic and threads > 1 and not copies,
-        columns=np.zeros((logs, LOG), np.int32 if start.size < 2**31 else np.int64),
+        columns=np.zeros((logs, LOG), np.int32),
         changes=np.zeros((logs, LOG), start.dtype),
         ends=np.zeros((logs, LINE // 8), np.int64),
         seen=np.zeros((logs, max(logs, LINE // 8)), np.int64),
