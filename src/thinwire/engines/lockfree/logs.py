@@ -1,9 +1,9 @@
 """Copies of x, one a thread, kept alike by logs: a thread adds to its own copy, and writes down what it added.
 
 The others read that and add it to theirs, every few steps. So no number of x is written by two threads, nothing is
-lost, and of x nothing but the logs comes from another core's cache, eight numbers or more in a line. (An atomic addition
-to one vector takes some 28 ns where another core reads the same line, and that core has to fetch it anew.) Whoever is
-done last has read all logs: its copy is x.
+lost, and of x nothing but the logs comes from another core's cache, eight numbers or more in a line. (An atomic
+addition to one vector takes some 28 ns where another core reads the same line, and that core has to fetch it anew.)
+Whoever is done last has read all logs: its copy is x.
 
 A log is a ring. Where it is full, its thread waits until all others that still take steps have read its oldest part.
 """
