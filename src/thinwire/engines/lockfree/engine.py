@@ -53,7 +53,7 @@ class LockFree:
 
         each of W threads:  draw i;  p = m_w + η_t ∇f_i(x);  g = C(p);  x ← x − g;  m_w ← p − g
 
-    No g is lost, so x − Σ_w m_w takes exactly SGD's steps, and nobody takes turns. Threads that write few coordinates
+    There are no locks, and no g is lost, so x − Σ_w m_w takes exactly SGD's steps. Threads that write few coordinates
     have a copy of x each and tell the others what they wrote (see `logs`); those that write all of them (identity,
     qsgd) share one vector by atomic additions.
     With `threads=1` it is the sequential algorithm 1, deterministic. `rule` is any of memsgd or plain with identity,
@@ -207,24 +207,28 @@ class LockFree:
             raise ConfigError("a thread of an earlier run failed, and what it did is lost: begin with a new engine")
         self._shared.counter[STOP] = 0
         try:
-            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool:
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool, self._stopping():
                 _begin_all(pool, self.threads)
                 while not (every is not None and self._look(run, target, watch)) and self.step < end:
                     until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
-                    self._wait_for(pool.submit(self._advance, pool, until))
+                    stretch = pool.submit(self._advance, pool, until)
+                    with self._stopping(stretch):
+                        stretch.result()
         except KeyboardInterrupt:
             run.stopped = "interrupted"
             if every is not None:
                 run.snapshots.append(self._snapshot())
         return run
 
-    def _wait_for(self, stretch: Future[None]) -> None:
-        """Until it is done. At Ctrl-C, of which only the main thread hears, its threads are stopped and waited for."""
+    @contextmanager
+    def _stopping(self, *stretches: Future[None]) -> Iterator[None]:
+        """Where Ctrl-C, of which only the main thread hears, or an error ends the block, the threads take no more steps,
+        and what they are at is waited for: a pool that is shut down takes no more work."""
         try:
-            stretch.result()
+            yield
         except BaseException:
             self._shared.counter[STOP] = 1
-            wait([stretch])
+            wait(stretches)
             raise
 
     def _look(self, run: Run, target: float | None, watch: Callable[[Snapshot], bool | None] | None) -> bool:
