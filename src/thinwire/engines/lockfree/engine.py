@@ -222,7 +222,7 @@ class LockFree:
 
     @contextmanager
     def _stopping(self, *stretches: Future[None]) -> Iterator[None]:
-        """Where Ctrl-C, of which only the main thread hears, or an error ends the block, threads take no more steps, and
+        """Where Ctrl-C, of which only the main thread hears, or an error ends the block, threads take no more steps;
         what they are at is waited for: a pool that is shut down takes no more work."""
         try:
             yield
