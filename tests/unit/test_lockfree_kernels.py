@@ -31,7 +31,7 @@ FLOATS = [np.float32, np.float64]
 
 def states(d: int, dtype: type, **parts: bool) -> tuple[Private, Shared]:
     """Of one thread, with some of its parts."""
-    shared = shared_state(np.zeros(d, dtype), 1, atomic=False, copies=False)
+    shared = shared_state(np.zeros(d, dtype), np.zeros(0, dtype), 1, atomic=False, copies=False)
     none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
     return private_state(shared, 0, 1, 0, **none | parts), shared
 

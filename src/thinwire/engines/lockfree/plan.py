@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.engines.lockfree.checks import checked_order, checked_sizes
+from thinwire.engines.lockfree.checks import checked_order, checked_sizes, refuse_size
+from thinwire.engines.lockfree.kernel import kernel
 from thinwire.engines.lockfree.regularisers import Decoupled
 from thinwire.engines.lockfree.schedules import Times
 from thinwire.engines.lockfree.state import Plan
-from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.engines.lockfree.engine import LockFree
@@ -23,19 +23,21 @@ SMALLEST_SCALE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-9}
 
 def planned(engine: LockFree, until: int) -> Plan:
     """From the engine's step on, up to `until` at most."""
-    begin = engine.step
+    begin, mean = engine.step, engine.average.is_mean
     t = np.arange(begin, min(until, begin + LONGEST), dtype=np.float64)
     steps = checked_sizes(engine.schedule(t), len(t), begin)
-    scale = _scales(steps, engine)
-    count = min(len(t), int(np.argmax(scale < SMALLEST_SCALE[engine.samples.dtype])) or len(t))
-    mean = engine.average.is_mean
+    strength = engine.regulariser.strength if isinstance(engine.regulariser, Decoupled) else 0.0
+    scale, least = np.empty(len(t) + 1), np.empty(len(t), engine.samples.dtype)
+    count = _unfold_(scale, least, steps, strength, engine.code.tau, SMALLEST_SCALE[engine.samples.dtype])
+    if count < 0:
+        refuse_size(steps[-count - 1], strength, begin - count - 1)
     order = engine.order(len(engine.samples), engine.seed, begin, begin + count)
-    weights, least = engine.average.weights(t[:count]), _least(steps[:count], engine)
+    weights = engine.average.weights(t[:count])
     return Plan(
         begin=begin,
         samples=checked_order(order, engine.samples, count, begin),
         steps=steps[:count],
-        least=least.view(f"i{least.itemsize}"),
+        least=least[:count].view(f"i{least.itemsize}"),
         scale=scale[: count + 1],
         weight=_before(weights * scale[:count]) if mean else np.empty(0),
         plain_weight=_before(weights) if mean else np.empty(0),
@@ -43,21 +45,24 @@ def planned(engine: LockFree, until: int) -> Plan:
     )
 
 
-def _scales(steps: Times, engine: LockFree) -> Times:
-    """s_0 = 1 and s_{t+1} = (1 − η_t λ) s_t."""
-    scale = np.ones(len(steps) + 1)
-    if isinstance(engine.regulariser, Decoupled) and engine.regulariser.strength > 0:
-        decay = 1 - steps * engine.regulariser.strength
-        if not (decay > 0).all():
-            raise ConfigError(f"a decoupled regulariser needs η λ < 1, got {1 - decay.min():g} at step {engine.step}")
-        np.cumprod(decay, out=scale[1:])
-    return scale
-
-
-def _least(steps: Times, engine: LockFree) -> Any:
-    """η τ, and what follows zero where that vanishes: nothing that is zero is ever written."""
-    dtype = engine.samples.dtype
-    return np.maximum((steps * engine.code.tau).astype(dtype), np.nextafter(dtype.type(0), dtype.type(1)))
+@kernel
+def _unfold_(
+    scale: Any, least: Any, steps: Any, strength: float, tau: float, smallest: float
+) -> int:  # pragma: no cover
+    """s_0 = 1, s_{t+1} = (1 − η_t λ) s_t, and η_t τ, or what follows zero where that vanishes: nothing that is zero is
+    ever written. How many steps, up to the least s; where t is the first at which η_t will not do, −1 − t."""
+    number = least.dtype.type
+    tiny = np.nextafter(number(0), number(1))
+    scale[0] = 1.0
+    for t in range(steps.size):
+        if scale[t] < smallest:
+            return t
+        decay = steps[t] * strength
+        if not (0.0 < steps[t] < np.inf and decay < 1.0):
+            return -1 - t
+        scale[t + 1] = (1.0 - decay) * scale[t]
+        least[t] = max(number(steps[t] * tau), tiny)
+    return int(steps.size)
 
 
 def _before(weights: Times) -> Times:

@@ -9,10 +9,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from thinwire.engines.lockfree.kernel import kernel
+from thinwire.engines.lockfree.kernel import inlined
 
-LINE = 64
-"""Bytes that come together."""
+ENTRIES = 16
+"""Numbers of four bytes in what comes together; of eight, two lines, which come one after the other."""
 
 
 _declare: Any = cgutils.get_or_insert_function
@@ -37,8 +37,8 @@ def ask(typing: Any, x: Any, place: Any) -> Any:
 _ask: Any = ask  # numba's types would have their callers pass the compiler's own first argument
 
 
-@kernel
+@inlined
 def ask_for(x: Any, first: int, last: int) -> None:  # pragma: no cover
     """Fetch x[first:last]."""
-    for place in range(first, last, LINE // x.itemsize):
+    for place in range(first, last, ENTRIES):
         _ask(x, place)

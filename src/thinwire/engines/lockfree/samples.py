@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.engines.lockfree.losses import Loss, weighted_sum
+from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError, DataError
 
 Vector = NDArray[np.float64]
@@ -30,16 +31,24 @@ class Samples:
     """n rows a_i of d features (scipy CSR or numpy; float32 or float64, else taken as float64), targets y_i, weights.
 
     f(x) = (1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i) + (λ/2)‖x‖²
+
+    `units` say how features are compared where a step chooses among them (see `units`); f is the same with any.
     """
 
     rows: Any
     targets: Vector
     weights: Vector
     loss: Loss
+    units: Units | None = None
 
     @staticmethod
-    def of(rows: Any, targets: Any, *, loss: str | Loss = Loss.LOGISTIC, weights: Any = None) -> Samples:
-        """Refuses wrong shapes, numbers that are not finite, negative weights, and labels other than ±1."""
+    def of(
+        rows: Any, targets: Any, *, loss: str | Loss = Loss.LOGISTIC, weights: Any = None, units: str | None = None
+    ) -> Samples:
+        """Refuses wrong shapes, numbers that are not finite, negative weights, and labels other than ±1.
+
+        `units`: None for equal ones, or "popularity", for sparse rows.
+        """
         loss, rows = Loss.of(loss), _rows(rows)
         n = rows.shape[0]
         y = _vector(targets, n, "targets")
@@ -51,17 +60,22 @@ class Samples:
             raise DataError(
                 f"{loss.name.lower()} loss takes labels -1 and +1, got {strange:g}: map the classes to them"
             )
-        return Samples(rows, y, w, loss)
+        return Samples(rows, y, w, loss, None if units is None else Units.of(units, rows))
 
     def relabelled(self, targets: Any) -> Samples:
         """The same rows and weights with other targets; what was compiled of the rows is shared."""
-        other = Samples.of(self.rows, targets, loss=self.loss, weights=self.weights)
+        other = replace(Samples.of(self.rows, targets, loss=self.loss, weights=self.weights), units=self.units)
         other.__dict__["compiled"] = self.compiled
         return other
 
+    def in_units(self, units: str | Units | None) -> Samples:
+        """The same samples in other units."""
+        return replace(self, units=Units.of(units, self.rows) if isinstance(units, str) else units)
+
     def first(self) -> Samples:
         """The first sample by itself, in memory of its own."""
-        return Samples(self.rows[:1].copy(), self.targets[:1].copy(), self.weights[:1].copy(), self.loss)
+        rows, targets, weights = (each[:1].copy() for each in (self.rows, self.targets, self.weights))
+        return replace(self, rows=rows, targets=targets, weights=weights)
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])
@@ -80,10 +94,13 @@ class Samples:
 
     @cached_property
     def compiled(self) -> Any:
-        """The rows as the compiled steps read them."""
+        """The rows as the compiled steps read them, in their units."""
         if self.dense:
             return self.rows
-        return CSR(self.rows.indptr.astype(np.int64), self.rows.indices.astype(np.uint32), self.rows.data)
+        columns, values = self.rows.indices, self.rows.data
+        if self.units is not None:
+            columns, values = self.units.arrange(columns, values)
+        return CSR(self.rows.indptr.astype(np.int64), columns.astype(np.uint32, copy=False), values)
 
     def mean_loss(self, x: Any, intercept: float = 0.0) -> float:
         """(1/n) Σ w_i ℓ(⟨a_i, x⟩ + b, y_i)."""

@@ -15,7 +15,7 @@ from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.ops.cpu.draw import word
 
 
-@kernel
+@inlined
 def sparse_product(columns: Any, values: Any, x: Any) -> Any:  # pragma: no cover
     """⟨a, x⟩, in four sums: an addition need not wait for the one before it."""
     zero = values.dtype.type(0)

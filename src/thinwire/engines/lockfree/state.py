@@ -26,6 +26,9 @@ class Shared(NamedTuple):
     """One vector v with x = s v, the intercept, the counter of steps, and the threads' logs."""
 
     v: Any
+    """In units: u x/s."""
+    squares: Any
+    """u² of 64 neighbours each, empty where all units are one."""
     intercept: Any
     counter: Any
     atomic: bool
@@ -120,16 +123,17 @@ class Settings(NamedTuple):
     """Of the masks of RANDOM and the levels of LEVELS."""
 
 
-def shared_state(start: Any, threads: int, *, atomic: bool, copies: bool) -> Shared:
+def shared_state(v: Any, squares: Any, threads: int, *, atomic: bool, copies: bool) -> Shared:
     """With logs, where every thread has a copy of v."""
     logs = threads if copies else 0
     return Shared(
-        v=start,
+        v=v,
+        squares=squares,
         intercept=np.zeros(LINE // 8),
         counter=np.zeros(4 * LINE // 8, np.int64),
         atomic=atomic and threads > 1 and not copies,
         columns=np.zeros((logs, LOG), np.int32),
-        changes=np.zeros((logs, LOG), start.dtype),
+        changes=np.zeros((logs, LOG), v.dtype),
         ends=np.zeros((logs, LINE // 8), np.int64),
         seen=np.zeros((logs, max(logs, LINE // 8)), np.int64),
     )
@@ -149,7 +153,7 @@ def private_state(
         bits=memory.view(whole),
         maxima=np.zeros((memories, offsets[-1] if tree else 0), whole),
         keys=np.zeros((memories, entries), whole),
-        places=np.zeros((memories, entries), np.int64),
+        places=np.zeros((memories, entries), np.uint32),
         heap=np.tile(np.array([0, np.iinfo(whole).max], whole), (memories, 1)),
         margin=whole.type(1 << (np.finfo(dtype).nmant - 7)),
         block=block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engines.lockfree import atomics
+from thinwire.engines.lockfree import atomics, prefetch
 from thinwire.engines.lockfree.dense_step import dense_product, dense_step_
 from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.logs import catch_up_, enter_, leave_, publish_, write_down_
@@ -16,11 +16,12 @@ from thinwire.engines.lockfree.state import NEXT, STOP
 # numba's types would have their callers pass the compiler's own first argument
 add_float_: Any = atomics.add_float_
 fetch_add_: Any = atomics.fetch_add_
+ask: Any = prefetch.ask
 CHUNK = 16
 """Steps taken at a time: the counter is touched, and others' logs are read, once in four microseconds or more. (With 8,
 steps that write ten numbers take up to a tenth longer; with more, x is older, and large steps bear no long delay.)"""
 AHEAD = 2
-"""Steps by which sparse rows are fetched in advance."""
+"""Steps by which sparse rows are fetched in advance; twice as many for where they begin."""
 
 
 @kernel
@@ -51,12 +52,17 @@ def coefficient_(
 
 
 @inlined
-def ask_for_row(rows: Any, samples: Any, t: int) -> None:  # pragma: no cover
-    """Fetch the sparse row of step t, if there is one."""
-    if t < samples.size:
-        first, last = rows.pointers[samples[t]], rows.pointers[samples[t] + 1]
+def ask_for_row(rows: Any, targets: Any, weights: Any, samples: Any, t: int) -> None:  # pragma: no cover
+    """Fetch the sparse row that comes AHEAD of step t, if there is one, and where the next begins."""
+    if t + 2 * AHEAD < samples.size:
+        ask(rows.pointers, samples[t + 2 * AHEAD])
+    if t + AHEAD < samples.size:
+        i = samples[t + AHEAD]
+        first, last = rows.pointers[i], rows.pointers[i + 1]
         ask_for(rows.columns, first, last)
         ask_for(rows.values, first, last)
+        ask(targets, i)
+        ask(weights, i)
 
 
 @kernel
@@ -70,7 +76,7 @@ def walk_sparse(
     begin, end = take_(shared, private, plan.samples.size)
     while begin < end:
         for t in range(begin, end):
-            ask_for_row(rows, plan.samples, t + AHEAD)
+            ask_for_row(rows, targets, weights, plan.samples, t)
             i = plan.samples[t]
             first, last = rows.pointers[i], rows.pointers[i + 1]
             columns, values = rows.columns[first:last], rows.values[first:last]
