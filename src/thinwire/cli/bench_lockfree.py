@@ -24,7 +24,10 @@ def lockfree(
     ] = None,
     method: Annotated[
         str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
-    ] = "memsgd(threshold(0.06));memsgd(topk(count=5));memsgd(topk(count=1))",
+    ] = "memsgd(threshold(0.41));memsgd(topk(count=5));memsgd(topk(count=1))",
+    units: Annotated[
+        str, typer.Option("--units", help="With --dataset: how features are compared, by popularity or as equal.")
+    ] = "popularity",
     initial: Annotated[float, typer.Option("--initial", help="With --dataset: the first step size.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", help="Rows of the data that are made up.")] = 50_000,
     shapes: Annotated[str, typer.Option("--shapes", help=f"Some of {', '.join(SHAPES)}.")] = ",".join(SHAPES),
@@ -57,10 +60,11 @@ def lockfree(
 
     if dataset is not None:
         loaded = load_dataset(dataset, data)
-        ways = list(measured(bench_reach(loaded, method.split(";"), counts, repeats, initial), as_json))
+        kind = None if units == "equal" else units
+        ways = list(measured(bench_reach(loaded, method.split(";"), counts, repeats, initial, kind), as_json))
         if not as_json:
             say(console(), f"{dataset}: logistic loss, λ = 1/n, float32, η = γ/(1 + γλt), γ = {initial:g}; medians of")
-            say(console(), f"{repeats}, losses found with the clock stopped; {machine('cpu')}")
+            say(console(), f"{repeats}, losses found with the clock stopped; units: {units}; {machine('cpu')}")
             console().print(reach_table(ways))
         return
     rows = list(measured(bench_lockfree(names, samples, counts, repeats), as_json))

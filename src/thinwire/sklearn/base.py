@@ -30,6 +30,7 @@ from thinwire.engines.lockfree import (
 )
 from thinwire.engines.lockfree.checks import cores
 from thinwire.engines.lockfree.rules import Compiled
+from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule, as_rule
 from thinwire.sklearn.steps import first_step
@@ -103,6 +104,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators; a subclass says what its targets and its loss are."""
 
     rule: Rule | str
+    units: str | None
     alpha: float
     fit_intercept: bool
     max_iter: int
@@ -191,7 +193,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """A new engine for each column of targets."""
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=columns.shape[1])
-        every = zip(self._samples(X, columns, sample_weight), seeds, coefficients, intercepts, strict=True)
+        every = zip(self._samples(X, columns, sample_weight, self.units), seeds, coefficients, intercepts, strict=True)
         self._engines = [self._engine(samples, int(seed), start, float(b)) for samples, seed, start, b in every]
         self._built = self._building()
 
@@ -200,7 +202,8 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         changed = [name for name, value in self._building().items() if self._built[name] != value]
         if changed:
             raise ConfigError(f"{', '.join(changed)} changed since training began: call fit, or set it back")
-        samples = self._samples(_like(X, self._engines[0].samples), columns, sample_weight)
+        old = self._engines[0].samples
+        samples = self._samples(_like(X, old), columns, sample_weight, old.units)
         for engine, own in zip(self._engines, samples, strict=True):
             engine.feed_(own)
             bound = self._schedule(self._first_step(own))
@@ -212,9 +215,9 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         parameters: dict[str, Any] = self.get_params(deep=False)
         return {name: value for name, value in parameters.items() if name not in OF_CALLS}
 
-    def _samples(self, X: Any, columns: Array, sample_weight: Any) -> Iterator[Samples]:
+    def _samples(self, X: Any, columns: Array, sample_weight: Any, units: str | Units | None) -> Iterator[Samples]:
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
-        first = Samples.of(X, columns[:, 0], loss=self._loss(), weights=weights)
+        first = Samples.of(X, columns[:, 0], loss=self._loss(), weights=weights).in_units(units)
         return (first if place == 0 else first.relabelled(column) for place, column in enumerate(columns.T))
 
     def _rule(self) -> Rule:

@@ -38,6 +38,9 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
     loss : "log_loss", "hinge" or "squared_error"
     rule : text or rule
         What a step writes: "memsgd(topk(count=1))", "memsgd(randk(count=10))", "plain(identity())" for plain SGD.
+    units : None or "popularity"
+        How topk and threshold compare features of sparse rows: as they are, or with rare ones in smaller units, so that
+        they wait less for what popular ones hardly miss.
     alpha : float
         Strength of the L2 penalty. The intercept has none.
     fit_intercept : bool
@@ -87,6 +90,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         loss: str = "log_loss",
         *,
         rule: Rule | str = "memsgd(topk(count=1))",
+        units: str | None = None,
         alpha: float = 1e-4,
         fit_intercept: bool = True,
         max_iter: int = 1000,
@@ -100,7 +104,8 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         random_state: Any = None,
         warm_start: bool = False,
     ) -> None:
-        self.loss, self.rule, self.alpha, self.fit_intercept = loss, rule, alpha, fit_intercept
+        self.loss, self.rule, self.units = loss, rule, units
+        self.alpha, self.fit_intercept = alpha, fit_intercept
         self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
         self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
         self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start

@@ -35,6 +35,7 @@ class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
         self,
         *,
         rule: Rule | str = "memsgd(topk(count=1))",
+        units: str | None = None,
         alpha: float = 1e-4,
         fit_intercept: bool = True,
         max_iter: int = 1000,
@@ -48,7 +49,7 @@ class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
         random_state: Any = None,
         warm_start: bool = False,
     ) -> None:
-        self.rule, self.alpha, self.fit_intercept = rule, alpha, fit_intercept
+        self.rule, self.units, self.alpha, self.fit_intercept = rule, units, alpha, fit_intercept
         self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
         self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
         self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start

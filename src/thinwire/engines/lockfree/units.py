@@ -47,7 +47,7 @@ class Units:
             raise ConfigError("units by popularity are for sparse rows: a dense row touches every feature")
         counts, places = np.zeros(rows.shape[1], np.int64), np.empty(rows.shape[1], np.uint32)
         _count_(counts, rows.indices)
-        _rank_(places, counts, np.zeros(rows.shape[0] + 2, np.int64))
+        _rank_(places, counts, np.zeros(rows.shape[0] + 1, np.int64))
         firsts = np.empty(len(counts))
         firsts[places] = np.maximum(counts, 1)
         shares = firsts[:: 1 << SHIFT] / rows.shape[0]
@@ -80,7 +80,7 @@ class Units:
     def arrange(self, columns: Array, values: Array) -> tuple[Array, Array]:
         """The entries of sparse rows, a/u, and where their columns lie."""
         out_columns, out_values = np.empty(len(columns), np.uint32), np.empty_like(values)
-        _arrange_(out_columns, out_values, columns, values, self.places, self.sizes)
+        _arrange_(out_columns, out_values, columns, values, self.places, 1 / self.sizes)
         return out_columns, out_values
 
 
@@ -105,8 +105,8 @@ def _rank_(places: Any, counts: Any, firsts: Any) -> None:  # pragma: no cover
 
 @kernel
 def _arrange_(
-    out_columns: Any, out_values: Any, columns: Any, values: Any, places: Any, sizes: Any
+    out_columns: Any, out_values: Any, columns: Any, values: Any, places: Any, per_unit: Any
 ) -> None:  # pragma: no cover
     for p in range(values.size):
         j = columns[p]
-        out_columns[p], out_values[p] = places[j], values[p] / sizes[j]
+        out_columns[p], out_values[p] = places[j], values[p] * per_unit[j]

@@ -52,6 +52,13 @@ def coefficient_(
 
 
 @inlined
+def memory_of(private: Any, step: int) -> int:  # pragma: no cover
+    """Which of a thread's memories a step uses: all take turns. (A division takes as long as six entries of a row.)"""
+    memories = private.memory.shape[0]
+    return step % memories if memories > 1 else 0
+
+
+@inlined
 def ask_for_row(rows: Any, targets: Any, weights: Any, samples: Any, t: int) -> None:  # pragma: no cover
     """Fetch the sparse row that comes AHEAD of step t, if there is one, and where the next begins."""
     if t + 2 * AHEAD < samples.size:
@@ -82,7 +89,7 @@ def walk_sparse(
             columns, values = rows.columns[first:last], rows.values[first:last]
             product = sparse_product(columns, values, private.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
-            own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
+            own, step = memory_of(private, plan.begin + t), plan.begin + t
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
             if settings.strength > 0:
                 r = number(plan.steps[t] * settings.strength)
@@ -119,7 +126,7 @@ def walk_dense(
             i = plan.samples[t]
             product = dense_product(rows[i], private.v)
             c = number(coefficient_(product, i, t, targets, weights, shared, private, plan, settings))
-            own, step = (plan.begin + t) % private.memory.shape[0], plan.begin + t
+            own, step = memory_of(private, plan.begin + t), plan.begin + t
             per_scale, weight = number(1.0 / plan.scale[t + 1]), plan.weight[t + 1] if plan.weight.size else 0.0
             r = number(plan.steps[t] * settings.strength)
             sent += dense_step_(

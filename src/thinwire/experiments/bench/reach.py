@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +23,10 @@ LONGEST = 60
 """Epochs after which a method has failed."""
 TOLERANCE = 1e-4
 """scikit-learn's `tol`, the one of the paper's baseline."""
+
+
+Way = tuple[float, float, float]
+"""Seconds, epochs and how many times fewer writes."""
 
 
 @dataclass(frozen=True)
@@ -48,55 +53,55 @@ class ReachRow:
 
 
 def bench_reach(
-    dataset: Dataset, methods: Sequence[str], threads: Sequence[int], repeats: int, initial: float
+    dataset: Dataset, methods: Sequence[str], threads: Sequence[int], repeats: int, initial: float, units: str | None
 ) -> Iterator[ReachRow]:
-    """scikit-learn's first whole epoch at or below each loss, then every method, both looked at once an epoch."""
+    """scikit-learn's first whole epoch at or below each loss, and every method, by turns; ours looks once an epoch."""
     data = Samples.of(dataset.rows.astype(np.float32), signs(dataset.labels, dataset.name))
     end, last = ending(data)
+    ways = [(method, count) for method in (SGD, *methods) for count in threads]
     for factor in FACTORS:
         epochs = next(e for e in range(1, last + 1) if e == last or sklearn_loss(data, e) <= factor * end)
-        seconds = statistics.median(wall_clock(sklearn_epochs(data, epochs)) / 1e3 for _ in range(repeats))
-        theirs = ReachRow(
-            dataset.name,
-            len(data),
-            data.d,
-            factor,
-            factor * end,
-            SKLEARN,
-            1,
-            seconds,
-            epochs,
-            fewer=1.0,
-            over_sklearn=1.0,
-        )
-        yield theirs
-        for method in (SGD, *methods):
-            for count in threads:
-                found = [_reach(data, method, count, initial, seed, theirs.loss) for seed in range(repeats + 1)][1:]
-                yield _row(replace(theirs, method=method, threads=count), found)
+        row = ReachRow(dataset.name, len(data), data.d, factor, factor * end, SKLEARN, 1, *[None] * 4)
+        theirs, *ours = _by_turns(data, sklearn_epochs(data, epochs), epochs, ways, repeats, initial, units, row.loss)
+        base = _row(row, theirs, None)
+        yield base
+        for (method, count), found in zip(ways, ours, strict=True):
+            yield _row(replace(row, method=method, threads=count), found, base.seconds)
 
 
-def _row(theirs: ReachRow, found: Sequence[tuple[float, float, float]]) -> ReachRow:
+def _by_turns(
+    data: Samples, sklearn: Callable[[], Any], epochs: int, ways: Sequence[tuple[str, int]], repeats: int,
+    initial: float, units: str | None, loss: float,
+) -> list[list[Way]]:  # fmt: skip
+    """What each took in every turn but the first, which compiles; scikit-learn's before the others."""
+    turns = [
+        [(wall_clock(sklearn) / 1e3, float(epochs), 1.0)]
+        + [_reach(data, method, count, initial, seed, loss, units) for method, count in ways]
+        for seed in range(repeats + 1)
+    ]
+    return [list(column) for column in zip(*turns[1:], strict=True)]
+
+
+def _row(row: ReachRow, found: Sequence[Way], theirs: float | None) -> ReachRow:
     """Medians of what was found, beside scikit-learn's time."""
     seconds, epochs, fewer = (statistics.median(column) for column in zip(*found, strict=True))
     if not np.isfinite(seconds):
-        return replace(theirs, seconds=None, epochs=None, fewer=None, over_sklearn=None)
-    assert theirs.seconds is not None
+        return row
     if epochs == 0:  # the loss of zero coefficients is low enough
-        return replace(theirs, seconds=seconds, epochs=epochs, fewer=None, over_sklearn=None)
-    return replace(theirs, seconds=seconds, epochs=epochs, fewer=fewer, over_sklearn=theirs.seconds / seconds)
+        return replace(row, seconds=seconds, epochs=epochs)
+    return replace(row, seconds=seconds, epochs=epochs, fewer=fewer, over_sklearn=(theirs or seconds) / seconds)
 
 
-def _reach(
-    data: Samples, method: str, threads: int, initial: float, seed: int, loss: float
-) -> tuple[float, float, float]:
-    """Seconds, epochs and how many times fewer writes; infinitely many seconds where the loss was not reached."""
-    n = len(data)
-    it = engine(data, method, threads, initial, seed)
+def _reach(data: Samples, method: str, threads: int, initial: float, seed: int, loss: float, units: str | None) -> Way:
+    """What it took, preparations and all; infinitely many seconds where the loss was not reached."""
+    n, start = len(data), time.perf_counter()
+    it = engine(data.in_units(None if method == SGD else units), method, threads, initial, seed)
+    it.samples.compiled  # noqa: B018
+    prepared = time.perf_counter() - start
     run = it.run(LONGEST * n, every=n, target=loss)
     entries = data.d if data.dense else data.rows.nnz / n
-    reached = run.stopped == "target"
-    return it.seconds if reached else np.inf, it.step / n, entries * it.step / max(1, it.written)
+    seconds = prepared + it.seconds if run.stopped == "target" else np.inf
+    return seconds, it.step / n, entries * it.step / max(1, it.written)
 
 
 def sklearn_loss(data: Samples, epochs: int) -> float:
