@@ -64,7 +64,7 @@ def lockfree(
         ways = list(measured(bench_reach(loaded, method.split(";"), counts, repeats, initial, kind), as_json))
         if not as_json:
             say(console(), f"{dataset}: logistic loss, λ = 1/n, float32, η = γ/(1 + γλt), γ = {initial:g}; medians of")
-            say(console(), f"{repeats}, losses found with the clock stopped; units: {units}; {machine('cpu')}")
+            say(console(), f"{repeats}, of runs that do not stop to look at the loss; units: {units}; {machine('cpu')}")
             console().print(reach_table(ways))
         return
     rows = list(measured(bench_lockfree(names, samples, counts, repeats), as_json))

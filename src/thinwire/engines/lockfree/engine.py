@@ -108,7 +108,7 @@ class LockFree:
         check_units(samples.units, self.code.writes in (TOP, ABOVE), self.regulariser)
         v, squares = checked_start(start, samples), np.empty(0, samples.dtype)
         if samples.units is not None:
-            v, squares = samples.units.inside(v), samples.units.squares
+            v, squares = samples.units.inside(v), np.square(samples.units.blocks)
         self._shared = shared_state(v, squares, threads, atomic=atomic, copies=copies)
         self._shared.intercept[0] = start_intercept
         self._private = [self._private_state(worker) for worker in range(threads)]

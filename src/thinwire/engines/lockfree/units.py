@@ -28,10 +28,10 @@ POPULARITY = "popularity"
 class Units:
     """u, and where each feature lies."""
 
-    sizes: Array
-    """u_j, powers of two."""
     places: Array
     """Where feature j lies."""
+    blocks: Array
+    """u of 64 neighbours each, powers of two."""
 
     @staticmethod
     def of(name: str, rows: Any) -> Units:
@@ -51,15 +51,13 @@ class Units:
         firsts = np.empty(len(counts))
         firsts[places] = np.maximum(counts, 1)
         shares = firsts[:: 1 << SHIFT] / rows.shape[0]
-        sizes = np.exp2(np.rint(np.log2(shares) / 3)).astype(rows.dtype)[places >> SHIFT]
-        return Units(sizes, places)
+        return Units(places, np.exp2(np.rint(np.log2(shares) / 3)).astype(rows.dtype))
 
     @property
-    def squares(self) -> Array:
-        """u² of 64 neighbours each, in the order in which they lie."""
-        squares = np.empty_like(self.sizes)
-        squares[self.places] = np.square(self.sizes)
-        return squares[:: 1 << SHIFT].copy()
+    def sizes(self) -> Array:
+        """u_j."""
+        sizes: Array = self.blocks[self.places >> SHIFT]
+        return sizes
 
     def inside(self, x: Array) -> Array:
         """v = u x."""
@@ -80,7 +78,7 @@ class Units:
     def arrange(self, columns: Array, values: Array) -> tuple[Array, Array]:
         """The entries of sparse rows, a/u, and where their columns lie."""
         out_columns, out_values = np.empty(len(columns), np.uint32), np.empty_like(values)
-        _arrange_(out_columns, out_values, columns, values, self.places, 1 / self.sizes)
+        _arrange_(out_columns, out_values, columns, values, self.places, 1 / self.blocks)
         return out_columns, out_values
 
 
@@ -108,5 +106,5 @@ def _arrange_(
     out_columns: Any, out_values: Any, columns: Any, values: Any, places: Any, per_unit: Any
 ) -> None:  # pragma: no cover
     for p in range(values.size):
-        j = columns[p]
-        out_columns[p], out_values[p] = places[j], values[p] * per_unit[j]
+        place = places[columns[p]]
+        out_columns[p], out_values[p] = place, values[p] * per_unit[place >> SHIFT]
