@@ -69,10 +69,11 @@ def accumulate_(
     length = min(LANES, values.size - first)
     for p in range(length):
         j = columns[first + p]
-        g = memory[j] + c * values[first + p]
-        memory[j] = g
-        block[p] = g
-    return at_least(block_bits, 0, mask, floor) & (ALL_LANES >> np.uint64(LANES - length))
+        block[p] = memory[j] + c * values[first + p]
+    found = at_least(block_bits, 0, mask, floor) & (ALL_LANES >> np.uint64(LANES - length))
+    for p in range(length):
+        memory[columns[first + p]] = block[p]
+    return found
 
 
 @kernel
