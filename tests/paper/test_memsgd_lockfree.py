@@ -75,7 +75,7 @@ def test_without_memory_top_1_stalls(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rand_1_needs_the_delay_and_top_1_does_not(seed: int) -> None:
-    """t8: with a = 1 rand-1 overshoots some hundred times as high as with a = d/k (43 to 1,200 times with twelve seeds),
+    """t8: with a = 1 rand-1 overshoots some hundred times as high as with a = d/k (twelve seeds: 43 to 1,200),
     and is far behind after an epoch."""
     late, early = losses("memsgd(randk(count=1))", D, seed), losses("memsgd(randk(count=1))", 1, seed)
     assert max(early) > 30 * max(late)
