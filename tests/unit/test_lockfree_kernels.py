@@ -56,12 +56,12 @@ def test_no_addition_of_two_threads_is_lost(dtype: type) -> None:
 
 
 def test_every_step_is_taken_once() -> None:
-    (private, shared), steps = states(1, np.float64), 1000 * CHUNK + 7
+    (_, shared), steps = states(1, np.float64), 1000 * CHUNK + 7
 
     def take(_: int) -> list[tuple[int, int]]:
         taken = []
         while True:
-            begin, end = take_(shared, private, steps)
+            begin, end = take_(shared, steps)
             if begin >= end:
                 return taken
             taken.append((begin, end))

@@ -221,8 +221,9 @@ class LockFree:
             raise ConfigError("a thread of an earlier run failed, and what it did is lost: begin with a new engine")
         self._shared.counter[STOP] = 0
         try:
-            with ThreadPoolExecutor(self.threads, thread_name_prefix="lockfree") as pool, self._stopping():
-                _begin_all(pool, self.threads)
+            workers = self.threads + (self.threads > 1)  # one of them plans
+            with ThreadPoolExecutor(workers, thread_name_prefix="lockfree") as pool, self._stopping():
+                _begin_all(pool, workers)
                 while not (every is not None and self._look(run, target, watch)) and self.step < end:
                     until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
                     stretch = pool.submit(self._advance, pool, until)
@@ -259,10 +260,15 @@ class LockFree:
         return Snapshot(self.step, self.seconds, self.written, self.loss())
 
     def _advance(self, pool: ThreadPoolExecutor, until: int) -> None:
-        """Steps up to `until`, on the clock, or up to the chunks that were begun before all are to stop."""
+        """Steps up to `until`, on the clock, or up to the chunks that were begun before all are to stop.
+
+        Where there are several threads, another plans the next stretch meanwhile: nobody waits for that."""
+        ahead: Future[Plan] | None = None
         while self.step < until and not self._shared.counter[STOP]:
             start = time.perf_counter()
-            plan = planned(self, until)
+            plan = planned(self, self.step, until) if ahead is None else ahead.result()
+            end = plan.begin + len(plan.samples)
+            ahead = pool.submit(planned, self, end, until) if self.threads > 1 and end < until else None
             self._shared.counter[NEXT] = self._shared.counter[LEFT] = 0
             self._shared.ends[:] = self._shared.seen[:] = 0
             self.written += self._walk_all(pool, plan)

@@ -21,9 +21,9 @@ SMALLEST_SCALE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-9}
 """Where s has shrunk to this a stretch ends, and v begins anew as x: the thresholds of scikit-learn."""
 
 
-def planned(engine: LockFree, until: int) -> Plan:
-    """From the engine's step on, up to `until` at most."""
-    begin, mean = engine.step, engine.average.is_mean
+def planned(engine: LockFree, begin: int, until: int) -> Plan:
+    """From step `begin` on, up to `until` at most."""
+    mean = engine.average.is_mean
     t = np.arange(begin, min(until, begin + LONGEST), dtype=np.float64)
     steps = checked_sizes(engine.schedule(t), len(t), begin)
     strength = engine.regulariser.strength if isinstance(engine.regulariser, Decoupled) else 0.0

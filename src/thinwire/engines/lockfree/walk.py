@@ -17,23 +17,31 @@ from thinwire.engines.lockfree.state import NEXT, STOP
 add_float_: Any = atomics.add_float_
 fetch_add_: Any = atomics.fetch_add_
 ask: Any = prefetch.ask
-CHUNK = 16
-"""Steps taken at a time: the counter is touched, and others' logs are read, once in four microseconds or more. (With 8,
-steps that write ten numbers take up to a tenth longer; with more, x is older, and large steps bear no long delay.)"""
+CHUNK = 64
+"""Steps taken at a time: a counter that others add to takes as long as a third of a step."""
+NEWS = 16
+"""Steps after which others' logs are read, once in four microseconds or more. (With 8, steps that write ten numbers
+take up to a tenth longer; with more, x is older, and large steps bear no long delay.)"""
 AHEAD = 2
 """Steps by which sparse rows are fetched in advance; twice as many for where they begin."""
 
 
 @kernel
-def take_(shared: Any, private: Any, steps: int) -> tuple[int, int]:  # pragma: no cover
-    """The next chunk of steps, empty where none is left or all are to stop. Threads with copies first exchange news."""
-    if private.seen.size:
-        publish_(shared, private)
-        catch_up_(shared, private)
+def take_(shared: Any, steps: int) -> tuple[int, int]:  # pragma: no cover
+    """The next chunk of steps, empty where none is left or all are to stop."""
     if shared.counter[STOP]:
         return steps, steps
     begin = fetch_add_(shared.counter, NEXT, CHUNK)
     return min(begin, steps), min(begin + CHUNK, steps)
+
+
+@inlined
+def tell_(shared: Any, private: Any, t: int) -> None:  # pragma: no cover
+    """After a step of a thread with a copy of x: what it added goes into its log, and now and then news is read."""
+    write_down_(shared, private)
+    if t % NEWS == NEWS - 1:
+        publish_(shared, private)
+        catch_up_(shared, private)
 
 
 @inlined
@@ -80,7 +88,7 @@ def walk_sparse(
     sent, number = 0, shared.v.dtype.type
     if private.seen.size:
         enter_(shared, private)
-    begin, end = take_(shared, private, plan.samples.size)
+    begin, end = take_(shared, plan.samples.size)
     while begin < end:
         for t in range(begin, end):
             ask_for_row(rows, targets, weights, plan.samples, t)
@@ -103,8 +111,8 @@ def walk_sparse(
                     columns, values, c, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
                 )
             if private.seen.size:
-                write_down_(shared, private)
-        begin, end = take_(shared, private, plan.samples.size)
+                tell_(shared, private, t)
+        begin, end = take_(shared, plan.samples.size)
     if private.seen.size:
         leave_(shared, private)
     return sent
@@ -118,7 +126,7 @@ def walk_dense(
     sent, number = 0, shared.v.dtype.type
     if private.seen.size:
         enter_(shared, private)
-    begin, end = take_(shared, private, plan.samples.size)
+    begin, end = take_(shared, plan.samples.size)
     while begin < end:
         for t in range(begin, end):
             if t + 1 < plan.samples.size:
@@ -133,8 +141,8 @@ def walk_dense(
                 rows[i], c, r, shared, private, own, rule, settings.key, step, plan.least[t], per_scale, weight
             )
             if private.seen.size:
-                write_down_(shared, private)
-        begin, end = take_(shared, private, plan.samples.size)
+                tell_(shared, private, t)
+        begin, end = take_(shared, plan.samples.size)
     if private.seen.size:
         leave_(shared, private)
     return sent
