@@ -344,7 +344,7 @@ def test_v_begins_anew_before_the_scale_vanishes() -> None:
     """λη = 0.9: after ten steps the scale would be 1e-10."""
     data, schedule = samples(), Constant(9.0)
     engine = LockFree(data, "plain(identity())", schedule, regulariser=Decoupled(0.1))
-    assert planned(engine, 0, 100).scale[-1] < SMALLEST_SCALE[np.dtype(np.float64)] < planned(engine, 100).scale[-2]
+    assert planned(engine, 0, 100).scale[-1] < SMALLEST_SCALE[np.dtype(np.float64)] < planned(engine, 0, 100).scale[-2]
     engine.run(100)
     slow = LockFree(data, "plain(identity())", schedule, regulariser=Decoupled(0.1))
     for _ in range(100):
