@@ -19,9 +19,9 @@ fetch_add_: Any = atomics.fetch_add_
 ask: Any = prefetch.ask
 CHUNK = 64
 """Steps taken at a time: a counter that others add to takes as long as a third of a step."""
-NEWS = 16
-"""Steps after which others' logs are read, once in four microseconds or more. (With 8, steps that write ten numbers
-take up to a tenth longer; with more, x is older, and large steps bear no long delay.)"""
+NEWS = 32
+"""Steps after which others' logs are read, once in eight microseconds or more. (With 16, two threads take up to a
+twentieth longer; with more, x is older, and large steps bear no long delay.)"""
 AHEAD = 2
 """Steps by which sparse rows are fetched in advance; twice as many for where they begin."""
 
