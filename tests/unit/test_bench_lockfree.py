@@ -50,7 +50,7 @@ def test_every_method_has_its_row_on_every_number_of_threads(capsys: pytest.Capt
 
 
 def test_the_time_to_a_loss_is_measured_beside_scikit_learn(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "lockfree", "--dataset", "breast_cancer", "--units", "equal", "--repeats", "1", "--threads", "1"]
+    words = ["bench", "lockfree", "--dataset", "breast_cancer", "--repeats", "1", "--threads", "1"]
     assert main([*words, "--method", "memsgd(topk(count=3))", "--initial", "0.1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["factor"] for row in rows] == [factor for factor in FACTORS for _ in range(3)]

@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse
 from numba import njit
 
-from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, state
+from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, independent, plan, state
 from thinwire.engines.lockfree.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
 from thinwire.engines.lockfree.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
 from thinwire.errors import ConfigError
@@ -164,9 +164,11 @@ def test_an_engine_whose_arrays_came_back_apart_goes_on(rule: str, threads: int,
     assert np.abs(again.x - engines[1].x).max() < (1e-12 if threads == 1 else 0.2)
 
 
-def test_after_ctrl_c_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes while a stretch is planned, and before its threads begin."""
+@pytest.mark.parametrize("every", [1000, None])
+def test_after_ctrl_c_nothing_is_lost(every: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while a stretch is planned, before its threads begin, or while they are at the one before."""
     monkeypatch.setattr(state, "LOG", 64)
+    monkeypatch.setattr(plan, "LONGEST", 1000)
     rng, data, ask = np.random.default_rng(0), samples(True), [True]
 
     def order(count: int, seed: int, begin: int, end: int) -> Any:
@@ -179,14 +181,39 @@ def test_after_ctrl_c_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     it = LockFree(data, "memsgd(topk(count=3))", Constant(0.1), threads=2, order=order)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert it.run(40_000, every=1000).stopped == "interrupted"
+        assert it.run(40_000, every=every).stopped == "interrupted"
     finally:
         signal.signal(signal.SIGINT, before)
+    monkeypatch.setattr(plan, "LONGEST", 20_000)
     start = it.x - it.memory.sum(0)
     it.run(20_000)
     assert it.last is not None
     moves = it.last.coefficients[:, None] * data.rows.toarray()[it.last.samples]
     assert np.abs(it.x - it.memory.sum(0) - start + moves.sum(0)).max() < 1e-9
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_stretches_follow_each_other_up_to_one_that_cannot_be_planned(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "LONGEST", 1000)
+    data, begun = samples(True), []
+
+    def order(count: int, seed: int, begin: int, end: int) -> Any:
+        begun.append((begin, end))
+        return independent(count, seed, begin, end)
+
+    def schedule(t: Any) -> Any:
+        return np.where(t < 3500, 0.1, np.nan)
+
+    it = LockFree(data, "memsgd(topk(count=3))", schedule, threads=threads, order=order)
+    with pytest.raises(ConfigError, match="finite, positive size, got nan at step 3500"):
+        it.run(10_000)
+    assert begun == [(0, 1000), (1000, 2000), (2000, 3000)]
+    assert it.step == 3000
+    it.schedule = Constant(0.1)
+    it.run(2500)
+    assert it.step == 5500
 
 
 @pytest.mark.parametrize("worker", [0, 1])

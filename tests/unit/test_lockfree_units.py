@@ -153,6 +153,15 @@ def test_units_are_refused_where_nothing_is_compared(change: dict[str, Any], mes
         LockFree(words(), **arguments)
 
 
+def test_units_of_other_features_are_refused() -> None:
+    data = words()
+    for other in (samples(d=D - 1), samples(d=D, dtype=np.float32), samples(d=D, sparse=False)):
+        with pytest.raises(ConfigError, match='units are "popularity", None, or those of'):
+            other.in_units(data.units)
+    with pytest.raises(ConfigError, match="got 5"):
+        MemSGDClassifier(units=5).fit(data.rows, data.targets)
+
+
 def test_units_that_are_not_known_and_dense_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="units are \"popularity\", or None for equal ones, got 'size'"):
         words(units="size")

@@ -26,7 +26,8 @@ def lockfree(
         str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
     ] = "memsgd(threshold(0.41));memsgd(topk(count=5));memsgd(topk(count=1))",
     units: Annotated[
-        str, typer.Option("--units", help="With --dataset: how features are compared, by popularity or as equal.")
+        str,
+        typer.Option("--units", help="With --dataset: how sparse features are compared, by popularity or as equal."),
     ] = "popularity",
     initial: Annotated[float, typer.Option("--initial", help="With --dataset: the first step size.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", help="Rows of the data that are made up.")] = 50_000,

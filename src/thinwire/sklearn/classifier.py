@@ -40,7 +40,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         What a step writes: "memsgd(topk(count=1))", "memsgd(randk(count=10))", "plain(identity())" for plain SGD.
     units : None or "popularity"
         How topk and threshold compare features of sparse rows: as they are, or with rare ones in smaller units, so that
-        they wait less for what popular ones hardly miss.
+        they wait less for what popular ones hardly miss. `partial_fit` keeps the units of its first samples.
     alpha : float
         Strength of the L2 penalty. The intercept has none.
     fit_intercept : bool

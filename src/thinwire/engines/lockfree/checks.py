@@ -66,7 +66,7 @@ def checked_sizes(sizes: Any, count: int, begin: int) -> Times:
 
 def refuse_size(size: float, strength: float, step: int) -> NoReturn:
     """A step size with which nothing good can come of it."""
-    if size * strength >= 1 and np.isfinite(size):
+    if np.isfinite(size) and size * strength >= 1:
         raise ConfigError(f"a decoupled regulariser needs η λ < 1, got {size * strength:g} at step {step}")
     raise ConfigError(f"a schedule gives every step a finite, positive size, got {size} at step {step}")
 

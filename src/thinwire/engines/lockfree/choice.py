@@ -1,6 +1,6 @@
 """What a step takes out of the memory and adds to x: the largest entries, random ones, or all.
 
-x_j ← x_j − g_j and m_j ← 0 for the chosen j; in terms of v = x/s that is v_j ← v_j − g_j/s.
+x_j ← x_j − g_j and m_j ← 0 for the chosen j; in terms of v = x/s that is v_j ← v_j − g_j/s (for units see `post_`).
 """
 
 from __future__ import annotations

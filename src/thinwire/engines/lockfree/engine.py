@@ -262,7 +262,7 @@ class LockFree:
     def _advance(self, pool: ThreadPoolExecutor, until: int) -> None:
         """Steps up to `until`, on the clock, or up to the chunks that were begun before all are to stop.
 
-        Where there are several threads, another plans the next stretch meanwhile: nobody waits for that."""
+        Where there are several threads, another plans the next stretch meanwhile."""
         ahead: Future[Plan] | None = None
         while self.step < until and not self._shared.counter[STOP]:
             start = time.perf_counter()

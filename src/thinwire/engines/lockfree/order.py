@@ -31,7 +31,7 @@ def shuffled(samples: int, seed: int, begin: int, end: int) -> Indices:
     for epoch in range(begin // samples, -(-end // samples)):
         first = epoch * samples
         parts.append(_permutation(samples, seed, epoch)[max(0, begin - first) : end - first])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=2)

@@ -69,8 +69,14 @@ class Samples:
         return other
 
     def in_units(self, units: str | Units | None) -> Samples:
-        """The same samples in other units."""
-        return replace(self, units=Units.of(units, self.rows) if isinstance(units, str) else units)
+        """The same samples in other units: by name, or those of other samples of the same features and type."""
+        if units is None or isinstance(units, str):
+            return replace(self, units=None if units is None else Units.of(units, self.rows))
+        if not (isinstance(units, Units) and not self.dense and units.fit(self.rows)):
+            raise ConfigError(
+                f'units are "popularity", None, or those of {self.d} sparse {self.dtype} features, got {units!r}'
+            )
+        return replace(self, units=units)
 
     def first(self) -> Samples:
         """The first sample by itself, in memory of its own."""

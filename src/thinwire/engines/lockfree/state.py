@@ -49,7 +49,7 @@ class Shared(NamedTuple):
 
 
 class Private(NamedTuple):
-    """A thread's own arrays: its memories, one in a row, in units of x; what it needs to choose, and to average."""
+    """A thread's own arrays: its memories m (in units: m/u), one in a row; what it needs to choose, and to average."""
 
     memory: Any
     bits: Any

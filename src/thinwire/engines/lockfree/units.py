@@ -53,6 +53,10 @@ class Units:
         shares = firsts[:: 1 << SHIFT] / rows.shape[0]
         return Units(places, np.exp2(np.rint(np.log2(shares) / 3)).astype(rows.dtype))
 
+    def fit(self, rows: Any) -> bool:
+        """Whether they are units of as many features, and of their type."""
+        return bool(len(self.places) == rows.shape[1] and self.blocks.dtype == rows.dtype)
+
     @property
     def sizes(self) -> Array:
         """u_j."""

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from thinwire.engines.lockfree import LockFree, Samples
+from thinwire.engines.lockfree.rules import ABOVE, TOP, Compiled
 from thinwire.experiments.bench.lockfree import SGD, SKLEARN, engine, narrow, sklearn_epochs
 from thinwire.experiments.bench.timing import wall_clock
 from thinwire.extras import require
 from thinwire.problems import Dataset
 from thinwire.problems.libsvm import signs
+from thinwire.spec import parse
 
 FACTORS = (1.01, 1.001, 1.0)
 """Losses to reach, as multiples of the one scikit-learn ends at."""
@@ -102,17 +104,20 @@ def _reach(data: Samples, method: str, threads: int, initial: float, seed: int, 
     scout.run(LONGEST * n, every=n, target=loss)
     start = time.perf_counter()
     it = _prepared(data, method, threads, initial, seed, units)
-    preparation = time.perf_counter() - start
     it.run(scout.step)
+    it.estimate  # noqa: B018
+    seconds = time.perf_counter() - start
     while it.loss() > loss and it.step < LONGEST * n:  # several threads take another course in every run
+        start = time.perf_counter()
         it.run(n)
-    seconds = preparation + it.seconds if it.loss() <= loss else np.inf
-    return seconds, it.step / n, entries * it.step / max(1, it.written)
+        seconds += time.perf_counter() - start
+    return seconds if it.loss() <= loss else np.inf, it.step / n, entries * it.step / max(1, it.written)
 
 
 def _prepared(data: Samples, method: str, threads: int, initial: float, seed: int, units: str | None) -> LockFree:
-    """An engine that has yet to take a step; plain SGD compares nothing, and has no units."""
-    samples = data.in_units(None if method == SGD else units)
+    """An engine that has yet to take a step. Dense rows have no units, and rules that compare nothing."""
+    compares = Compiled.of(parse(method), data.d).code.writes in (TOP, ABOVE)
+    samples = data.in_units(units if compares and not data.dense else None)
     samples.compiled  # noqa: B018
     return engine(samples, method, threads, initial, seed)
 
