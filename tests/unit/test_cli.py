@@ -33,6 +33,7 @@ COMMANDS = {
         "--samples",
         "--shapes",
         "--threads",
+        "--units",
         "--repeats",
         "--data",
         "--json",
