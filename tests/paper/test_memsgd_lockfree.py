@@ -75,12 +75,18 @@ def test_without_memory_top_1_stalls(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rand_1_needs_the_delay_and_top_1_does_not(seed: int) -> None:
-    """t8: with a = 1 rand-1 overshoots some hundred times as high as with a = d/k (twelve seeds: 43 to 1,200),
-    and is far behind after an epoch."""
+    """t8: with a = 1 rand-1 is far behind after an epoch."""
     late, early = losses("memsgd(randk(count=1))", D, seed), losses("memsgd(randk(count=1))", 1, seed)
-    assert max(early) > 30 * max(late)
     assert early[9] > 10 * late[9]
     assert losses("memsgd(topk(count=1))", 1, seed)[-1] < 1.01 * sgd(seed)[-1]
+
+
+def test_without_the_delay_rand_1_overshoots_a_hundred_times_as_high() -> None:
+    """t8: 43 to 1,200 times with twelve seeds, so in the median of these, and tens of times with each."""
+    early, late = ([max(losses("memsgd(randk(count=1))", a, seed)) for seed in SEEDS] for a in (1, D))
+    ratios = np.divide(early, late)
+    assert np.median(ratios) > 100
+    assert min(ratios) > 30
 
 
 @pytest.mark.parametrize("seed", SEEDS)

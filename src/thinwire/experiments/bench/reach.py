@@ -105,21 +105,19 @@ def _reach(data: Samples, method: str, threads: int, initial: float, seed: int, 
     start = time.perf_counter()
     it = _prepared(data, method, threads, initial, seed, units)
     it.run(scout.step)
-    it.estimate  # noqa: B018
-    seconds = time.perf_counter() - start
-    while it.loss() > loss and it.step < LONGEST * n:  # several threads take another course in every run
+    x, seconds = it.estimate, time.perf_counter() - start
+    while data.objective(x, 1 / n) > loss and it.step < LONGEST * n:  # several threads go another way in every run
         start = time.perf_counter()
         it.run(n)
-        seconds += time.perf_counter() - start
-    return seconds if it.loss() <= loss else np.inf, it.step / n, entries * it.step / max(1, it.written)
+        x, seconds = it.estimate, seconds + time.perf_counter() - start
+    reached = data.objective(x, 1 / n) <= loss
+    return seconds if reached else np.inf, it.step / n, entries * it.step / max(1, it.written)
 
 
 def _prepared(data: Samples, method: str, threads: int, initial: float, seed: int, units: str | None) -> LockFree:
     """An engine that has yet to take a step. Dense rows have no units, and rules that compare nothing."""
     compares = Compiled.of(parse(method), data.d).code.writes in (TOP, ABOVE)
-    samples = data.in_units(units if compares and not data.dense else None)
-    samples.compiled  # noqa: B018
-    return engine(samples, method, threads, initial, seed)
+    return engine(data.in_units(units if compares and not data.dense else None), method, threads, initial, seed)
 
 
 def sklearn_loss(data: Samples, epochs: int) -> float:
