@@ -81,7 +81,10 @@ def test_the_tables_fit_120_columns() -> None:
     assert "never" in text
 
 
-@pytest.mark.parametrize("words", [["--threads", "0"], ["--shapes", "round"], ["--repeats", "0"], ["--samples", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--threads", "0"], ["--shapes", "round"], ["--repeats", "0"], ["--samples", "0"], ["--units", "size"]],
+)
 def test_a_mistake_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "lockfree", *words]) == 2
     assert "must be at least 1 and shapes among uniform, skewed, dense" in capsys.readouterr().err

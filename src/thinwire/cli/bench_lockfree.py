@@ -55,6 +55,8 @@ def lockfree(
             f"repeats, samples and threads must be at least 1 and shapes among {', '.join(SHAPES)}, "
             f"got {repeats}, {samples}, {threads} and {shapes}"
         )
+    if units not in ("popularity", "equal"):
+        raise ConfigError(f"--units is popularity or equal, got {units}")
     require("numba", "fast", "the lock-free engine")
     from thinwire.experiments.bench.lockfree import bench_lockfree
     from thinwire.experiments.bench.reach import bench_reach
@@ -65,7 +67,10 @@ def lockfree(
         ways = list(measured(bench_reach(loaded, method.split(";"), counts, repeats, initial, kind), as_json))
         if not as_json:
             say(console(), f"{dataset}: logistic loss, λ = 1/n, float32, η = γ/(1 + γλt), γ = {initial:g}; medians of")
-            say(console(), f"{repeats}, of runs that do not stop to look at the loss; units: {units}; {machine('cpu')}")
+            say(
+                console(),
+                f"{repeats}, of runs that do not stop to look at the loss; sparse units: {units}; {machine('cpu')}",
+            )
             console().print(reach_table(ways))
         return
     rows = list(measured(bench_lockfree(names, samples, counts, repeats), as_json))
