@@ -83,8 +83,13 @@ def test_the_tables_fit_120_columns() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--threads", "0"], ["--shapes", "round"], ["--repeats", "0"], ["--samples", "0"], ["--units", "size"]],
+    [["--threads", "0"], ["--shapes", "round"], ["--repeats", "0"], ["--samples", "0"]],
 )
 def test_a_mistake_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "lockfree", *words]) == 2
     assert "must be at least 1 and shapes among uniform, skewed, dense" in capsys.readouterr().err
+
+
+def test_units_that_are_not_known_are_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "lockfree", "--units", "size"]) == 2
+    assert "--units is popularity or equal, got size" in capsys.readouterr().err
