@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from thinwire.clock import Clock
 from thinwire.errors import NonFiniteGradient, WireError
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
 from thinwire.layout import Layout
@@ -55,6 +56,8 @@ class Norms:
 
     gradient: Tensor
     residual: Tensor | None
+    step_size: float | None = None
+    """The step size that both are to be multiplied by, where the rule keeps its memory in units of updates."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Outgoing:
 
     message: Tensor
     fixed: bool
+    digest: int
+    """Of all that the ranks must have in common."""
     fields: tuple[bytes, ...]
     """What every rank writes alike, where the size is fixed."""
     layout: Layout
@@ -90,6 +95,9 @@ class Channel:
     A step is `send` and `receive` for each bucket, then `judge` and `finish`. If any rank's gradient was not finite,
     `finish` undoes the whole step on every rank: no state advances, in no bucket. On a GPU, `receive` does not wait
     for what it receives (unless sizes vary): `judge` looks at all of it at once.
+
+    Channels of one process (`beside` another) have the server's state and the clock in common: one of them finishes a
+    step for all, and the others `keep` what they did.
     """
 
     def __init__(
@@ -100,7 +108,7 @@ class Channel:
         rank: int,
         size: int,
         seed: int = 0,
-        server: Store | None = None,
+        beside: Channel | None = None,
     ) -> None:
         self.rule, self.rank, self.size, self.seed = rule, rank, size, seed
         infos = {name: ParameterInfo.of(i, p) for i, (name, p) in enumerate(parameters.items())}
@@ -109,18 +117,32 @@ class Channel:
         for each in set(self.rules.values()):
             each.admit_workers(size)
         self.worker = Store({n: [s for s in r.slots if s.per_worker] for n, r in self.rules.items()}, infos, size)
-        self.server = server or Store(
-            {n: [s for s in r.slots if not s.per_worker] for n, r in self.rules.items()}, infos, size
-        )
-        self.step = 0
-        self.started: set[str] = set()
-        self.step_sizes: dict[str, float] = {}
+        common = {n: [s for s in r.slots if not s.per_worker] for n, r in self.rules.items()}
+        self.server: Store = beside.server if beside is not None else Store(common, infos, size)
+        self.clock: Clock = beside.clock if beside is not None else Clock()
+        self.run = 0
+        """A number by which the states of one run are known from those of others."""
         self._next_step_sizes: dict[str, float] = {}
+        self._held: set[str] = set()
         self._sent: list[Part] = []
         self._received: list[Part] = []
         self._unjudged: list[Unjudged] = []
-        self._fault: tuple[int | None, str] | None = None
+        self._fault: tuple[int | None, str, bool] | None = None
         self._method = zlib.crc32(str(rule).encode())
+
+    @property
+    def step(self) -> int:
+        """How many steps are finished."""
+        return self.clock.now.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.clock.now = replace(self.clock.now, step=step)
+
+    @property
+    def started(self) -> frozenset[str]:
+        """The parameters that were exchanged before."""
+        return self.clock.now.started
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -150,15 +172,18 @@ class Channel:
         moment: Tensor | None = None,
         previous: Tensor | None = None,
         measure: bool = False,
+        mark: int = 0,
     ) -> Outgoing:
         """This worker's message for one bucket: `flat` holds its gradients, times `scale`, and is left as it is.
 
         `moment` holds the second moments where a rule needs them (zeros elsewhere), laid out alike but *not* scaled;
         `previous` the gradients at the previous point, times `scale`. One that is not finite is treated as such a
-        gradient is. Parameters that no rank used, or whose step size is
-        zero where the rule needs it, take no part: their state stays as it is.
+        gradient is. Parameters that no rank used take no part: their state stays as it is. So does that of parameters
+        whose step size is zero where the rule needs it, but zeros are sent for them: no size of a message may depend on
+        what one rank alone believes. `mark` is a number that all ranks must have in common, such as a digest of the
+        step sizes.
         """
-        parts = self._parts(layout, step_sizes, used)
+        parts = self._parts(layout, used)
         flag = first_nonfinite(flat, layout)
         for more in (moment, previous):
             if more is not None:
@@ -172,27 +197,41 @@ class Channel:
         elements: Count = 0
         for part in parts:
             signal = self._signal(part, flat, moment, previous, layout, step_sizes, scale)
-            payload = self._send_part(part, signal)
+            payload = self._send_part(part, signal, self._held_of(part, step_sizes))
+            flag = self._overflown(flag, part, layout)
             if measure:
-                norms |= self._measure(part, signal)
+                norms |= self._measure(part, signal, step_sizes)
             chunks = chunks_of(payload)
             body += [fields("Q", size(chunks)), *chunks]
             fixed = fixed and payload.fixed and not part.rule.varies
             elements = both_counts(elements, payload.elements)
-        digest = self._digest(layout, parts)
-        return Outgoing(seal(body, digest, flag), fixed, fields_of(body, digest), layout, parts, scale, norms, elements)
+        digest = self._digest(layout, parts, mark)
+        message = seal(body, digest, flag, self.rank)
+        return Outgoing(message, fixed, digest, fields_of(body, digest), layout, parts, scale, norms, elements)
 
-    def _parts(
-        self, layout: Layout, step_sizes: Mapping[str, float] | None, used: Sequence[bool] | None
-    ) -> tuple[Part, ...]:
+    def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
         """The bucket's pieces grouped by rule and by whether they were exchanged before."""
         groups: dict[tuple[Feedback, bool], list[int]] = {}
         for place, piece in enumerate(layout.pieces):
-            rule = self.rules[piece.name]
-            held = Need.STEP_SIZE in rule.needs and step_sizes is not None and step_sizes[piece.name] == 0
-            if not held and (used is None or used[place]):
-                groups.setdefault((rule, piece.name not in self.started), []).append(place)
+            if used is None or used[place]:
+                groups.setdefault((self.rules[piece.name], piece.name not in self.started), []).append(place)
         return tuple(_part(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
+
+    def _held_of(self, part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
+        """Parameters about which nothing can be said in units of updates, for their step size is zero."""
+        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
+            return set()
+        return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
+
+    def _overflown(self, flag: Tensor, part: Part, layout: Layout) -> Tensor:
+        """The flag, or where a worker's slot is no longer finite, the place of that piece beyond all pieces."""
+        for slot in self.worker.slots_of(part.layout.pieces[0].name):
+            if not slot.single:
+                bad = first_nonfinite(self.worker.bind(part.layout)[slot.name], part.layout)
+                if bad.is_cuda or int(bad) != FINITE:
+                    place = _places(part.places, bad.device)[bad.clamp(min=0)] + len(layout.pieces)
+                    flag = torch.where((flag == FINITE) & (bad != FINITE), place, flag)
+        return flag
 
     def _signal(
         self,
@@ -215,26 +254,46 @@ class Channel:
             previous=None if previous is None else part.take(previous, layout, dtype, scale),
         )
 
-    def _send_part(self, part: Part, signal: Signal) -> Payload:
-        self.worker.remember(part.layout)
+    def _send_part(self, part: Part, signal: Signal, held: Collection[str]) -> Payload:
+        self._begin(self.worker, part.layout)
         self._sent.append(part)
         if not part.first and not part.rule.participants(self._key()):
             return Empty()
-        return part.rule.send(signal, part.layout, self.worker.bind(part.layout), self._key())
+        state = self.worker.bind(part.layout)
+        if not held:
+            return part.rule.send(signal, part.layout, state, self._key())
+        self._held.update(held)
+        nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
+        for flat in state.values():
+            _without(held, part.layout, flat)
+        payload = part.rule.send(nothing, part.layout, state, self._key())
+        self.worker.restore_pieces(part.layout, held)
+        return payload
+
+    def _begin(self, store: Store, layout: Layout) -> None:
+        """Note a layout's state before it moves: what `abandon` goes back to, and what is saved meanwhile."""
+        store.remember(layout)
+        with self.clock.lock:
+            store.move(layout, self.clock.now.turn)
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Previous step size / this one, for each piece; remembers this one for the next step."""
         if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
             return None
-        now = [step_sizes[piece.name] for piece in part.layout.pieces]
-        before = [self.step_sizes.get(piece.name, s) for piece, s in zip(part.layout.pieces, now, strict=True)]
-        self._next_step_sizes.update({piece.name: s for piece, s in zip(part.layout.pieces, now, strict=True)})
-        return tuple(b / s if b != s else 1.0 for b, s in zip(before, now, strict=True))
+        now = {piece.name: step_sizes[piece.name] for piece in part.layout.pieces}
+        before = self.clock.now.step_sizes
+        self._next_step_sizes.update({name: size for name, size in now.items() if size})
+        return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
 
-    def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:
+    def _measure(self, part: Part, signal: Signal, step_sizes: Mapping[str, float] | None) -> dict[str, Norms]:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
+        sizes = step_sizes if Need.STEP_SIZE in part.rule.needs else None
         return {
-            piece.name: Norms(view.square().sum(), None if residual is None else residual[piece.part].square().sum())
+            piece.name: Norms(
+                view.square().sum(),
+                None if residual is None else residual[piece.part].square().sum(),
+                None if sizes is None else sizes[piece.name],
+            )
             for piece, view in part.layout.views(signal.value)
         }
 
@@ -246,10 +305,23 @@ class Channel:
         flags = [int(self._open(rank, reader, sent)) for rank, reader in enumerate(readers)]
         bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
         if bad is not None:
-            return self._refuse(bad, sent.layout.pieces[flags[bad]].name, out)
+            return self._refuse(bad, flags[bad], sent.layout, out)
         self._decode(sent, readers, out)
-        overflow = int(first_nonfinite(out, sent.layout))
-        return out if overflow == FINITE else self._refuse(None, sent.layout.pieces[overflow].name, out)
+        overflow = int(self._overflow(sent, out))
+        return out if overflow == FINITE else self._refuse(None, overflow, sent.layout, out)
+
+    def _overflow(self, sent: Outgoing, out: Tensor) -> Tensor:
+        """The place of the first piece whose result, or whose common state, is no longer finite, or -1."""
+        bad = first_nonfinite(out, sent.layout)
+        for part in sent.parts:
+            for slot in self.server.slots_of(part.layout.pieces[0].name):
+                flat = self.server.bind(part.layout)[slot.name]
+                for row in flat.view(-1, flat.shape[-1]) if not slot.single else ():
+                    place = first_nonfinite(row, part.layout)
+                    if place.is_cuda or int(place) != FINITE:
+                        found = _places(part.places, place.device)[place.clamp(min=0)]
+                        bad = torch.where((bad == FINITE) & (place != FINITE), found, bad)
+        return bad
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own message; whether that was right is left to `judge`."""
@@ -260,7 +332,7 @@ class Channel:
         for part in sent.parts:
             self._receive_part(part, self._payloads(reader, part), sent, out)
         reader.finish()
-        verdict = torch.cat([flags, reader.sound(), first_nonfinite(out, sent.layout).view(1)])
+        verdict = torch.cat([flags, reader.sound(), self._overflow(sent, out).view(1)])
         self._unjudged.append(Unjudged(sent, rows, out, verdict))
         return out
 
@@ -273,15 +345,14 @@ class Channel:
         verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
         for one, verdict in zip(unjudged, verdicts, strict=True):
             flags, sound, overflow = verdict[: self.size], verdict[self.size : -1], verdict[-1]
-            pieces = one.sent.layout.pieces
             if not all(sound):
                 one.out.fill_(float("nan"))
                 self._explain(sound.index(0), one)
             bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
             if bad is not None:
-                self._refuse(bad, pieces[flags[bad]].name, one.out)
+                self._refuse(bad, flags[bad], one.sent.layout, one.out)
             elif overflow != FINITE:
-                self._refuse(None, pieces[overflow].name, one.out)
+                self._refuse(None, overflow, one.sent.layout, one.out)
 
     def _explain(self, rank: int, one: Unjudged) -> NoReturn:
         """Read an unsound message again, field by field, for the error that says what is wrong with it."""
@@ -301,14 +372,15 @@ class Channel:
                 f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere"
             )
         with _from_rank(rank):
-            digest, flag = open_rest(reader)
-        if digest != self._digest(sent.layout, sent.parts):
+            ranks = torch.arange(self.size, dtype=torch.int32, device=sent.message.device).unsqueeze(1)
+            digest, flag = open_rest(reader, ranks if rank is None else rank)
+        if digest != sent.digest:
             raise WireError(
-                f"rank {rank}'s message is for another method, set of parameters or step than this rank's "
+                f"rank {rank}'s message is for another method, set of parameters, step or step size than this rank's "
                 f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
             )
         pieces = len(sent.layout.pieces)
-        inside = flag.clamp(FINITE, pieces - 1) == flag
+        inside = flag.clamp(FINITE, 2 * pieces - 1) == flag
         reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
         return flag
 
@@ -343,7 +415,7 @@ class Channel:
         return payload
 
     def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
-        self.server.remember(part.layout)
+        self._begin(self.server, part.layout)
         self._received.append(part)
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
@@ -354,35 +426,53 @@ class Channel:
         if not alone:
             part.put(result, out, sent.layout)
 
-    def _refuse(self, rank: int | None, parameter: str, out: Tensor) -> Tensor:
-        self._fault = self._fault or (rank, parameter)
+    def _refuse(self, rank: int | None, flag: int, layout: Layout, out: Tensor) -> Tensor:
+        overflows, place = divmod(flag, len(layout.pieces))
+        self._fault = self._fault or (rank, layout.pieces[place].name, bool(overflows))
         return out.fill_(float("nan"))
+
+    @property
+    def refused(self) -> bool:
+        """Whether something was not finite in this step, as far as was judged."""
+        return self._fault is not None
 
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
         self.judge()
         fault, self._fault = self._fault, None
         if fault is not None:
-            error = NonFiniteGradient(*fault, self.step)
+            rank, parameter, overflows = fault
+            error = NonFiniteGradient(rank, parameter, self.step, overflows)
             self.abandon()
             return error
-        self.started |= {piece.name for part in self._sent for piece in part.layout.pieces}
-        self.step_sizes |= self._next_step_sizes
-        self._clear()
-        self.step += 1
+        sent = {piece.name for part in self._sent for piece in part.layout.pieces}
+        self.clock.finish(sent - self._held, self._next_step_sizes)
+        self.keep()
         return None
 
     def abandon(self) -> None:
         """Undo all that was done since the last `finish`."""
-        for part in self._sent:
-            self.worker.restore(part.layout)
-        for part in self._received:
-            self.server.restore(part.layout)
-        self._clear()
+        self.undo_()
+        self.clock.abandon()
 
-    def _clear(self) -> None:
-        self._fault, self._sent, self._received, self._next_step_sizes = None, [], [], {}
+    def undo_(self) -> None:
+        """Undo what this channel did in a step that is to be abandoned."""
+        turn = self.clock.now.turn
+        for part in self._sent:
+            self.worker.restore(part.layout, turn)
+        for part in self._received:
+            self.server.restore(part.layout, turn)
+        self.keep()
+
+    def keep(self) -> None:
+        """Let go of what `undo_` would need."""
+        self._fault, self._sent, self._received, self._next_step_sizes, self._held = None, [], [], {}, set()
         self._unjudged.clear()
+
+    @property
+    def moving(self) -> bool:
+        """Whether a step has begun that is neither finished nor abandoned."""
+        return bool(self._sent or self._received)
 
     def _dtype(self, part: Part) -> torch.dtype:
         return self.parameters[part.layout.pieces[0].name].state_dtype
@@ -390,9 +480,28 @@ class Channel:
     def _key(self) -> Key:
         return Key(self.seed, self.step, self.rank)
 
-    def _digest(self, layout: Layout, parts: Sequence[Part]) -> int:
-        marks = [layout.digest, *(part.layout.digest ^ part.first for part in parts)]
+    def _digest(self, layout: Layout, parts: Sequence[Part], mark: int) -> int:
+        marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
         return zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks))
+
+
+def longest_message(layout: Layout) -> int:
+    """A bound in bytes that no message about these parameters reaches, whatever its format."""
+    return 1024 + 256 * len(layout.pieces) + 32 * layout.numel
+
+
+def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
+    """Set some pieces to zero, in place."""
+    for piece, view in layout.views(flat):
+        if piece.name in names:
+            view.zero_()
+    return flat
+
+
+@lru_cache(maxsize=1024)
+def _places(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """A part's places in its bucket; kept, because copying to a GPU makes the host wait."""
+    return torch.tensor(places, device=device)
 
 
 def _rows(messages: Sequence[Tensor], length: int) -> Tensor:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
+from thinwire.clock import Progress
 from thinwire.errors import StateError
 from thinwire.feedback import Slot
+from thinwire.ops import checksum
+from thinwire.payload.message import raw
 from thinwire.store import Store
 
 FORMAT = 1
@@ -31,23 +37,31 @@ def _shape(channel: Channel, name: str, slot: Slot, workers: int) -> tuple[int, 
 
 
 def save(channel: Channel) -> dict[str, Any]:
-    """One rank's state: its own slots, and those that are common to all ranks."""
-    slots: dict[str, Tensor] = {}
-    for store in (channel.worker, channel.server):
-        for name in channel.parameters:
-            for slot in store.slots_of(name):
-                view = store.view(name, slot.name)
-                slots[_key(name, slot, channel.rank)] = view.reshape(_shape(channel, name, slot, channel.size)).clone()
+    """One rank's state as of the last finished step: its own slots, and those that are common to all ranks.
+
+    It may be asked for at any moment, also from a signal handler or another thread in the middle of a step, which it
+    neither sees nor disturbs.
+    """
+    with channel.clock.lock:
+        now = channel.clock.now
+        slots: dict[str, Tensor] = {}
+        for store in (channel.worker, channel.server):
+            for name in channel.parameters:
+                for slot in store.slots_of(name):
+                    settled = store.settled(name, slot.name, now.turn)
+                    shape = _shape(channel, name, slot, channel.size)
+                    slots[_key(name, slot, channel.rank)] = settled.reshape(shape).clone()
     return {
         "format": FORMAT,
         "method": str(channel.rule),
+        "run": channel.run,
         "workers": channel.size,
-        "step": channel.step,
+        "step": now.step,
         "seed": channel.seed,
         "shapes": {name: list(info.shape) for name, info in channel.parameters.items()},
-        "started": sorted(channel.started),
+        "started": sorted(now.started),
         # pairs, not a dict: a distributed checkpoint flattens dicts and loads only the keys that a fresh handle has
-        "step_sizes": [[name, size] for name, size in sorted(channel.step_sizes.items())],
+        "step_sizes": [[name, size] for name, size in sorted(now.step_sizes.items())],
         "slots": slots,
     }
 
@@ -60,10 +74,11 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         _check_fields(state)
     first = states[0]
     for state in states[1:]:
-        for field in ("format", "method", "workers", "step", "seed"):
-            if state[field] != first[field]:
+        for field in ("format", "method", "run", "workers", "step", "seed"):
+            if state.get(field) != first.get(field):
                 raise StateError(
-                    f"states of different runs: {field} is {first[field]!r} in one and {state[field]!r} in another"
+                    f"states of different runs: {field} is {first.get(field)!r} in one and {state.get(field)!r} in "
+                    "another"
                 )
     return {**first, "slots": {key: tensor for state in states for key, tensor in state["slots"].items()}}
 
@@ -75,12 +90,58 @@ def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "rai
 
 def load_all_(channels: Sequence[Channel], state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
     """Put a merged state into several channels: into all of them, or (with a `StateError`) into none."""
-    for commit_ in [prepared(channel, state, on_resize) for channel in channels]:
-        commit_()
+    for fitting in [prepared(channel, state, on_resize) for channel in channels]:
+        fitting.commit_()
 
 
-def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> Callable[[], None]:
-    """What loads a state that was found to fit; nothing is changed yet."""
+@dataclass(frozen=True)
+class Fitting:
+    """A state that was found to fit a channel, in its types and on its devices; nothing is changed yet."""
+
+    channel: Channel
+    progress: Progress
+    seed: int
+    run: int
+    worker: Mapping[tuple[str, str], Tensor]
+    """What each worker has of its own, by parameter and slot."""
+    server: Mapping[tuple[str, str], Tensor]
+    """What all have in common."""
+
+    @torch.no_grad()
+    def commit_(self) -> None:
+        """Put it into the channel."""
+        channel = self.channel
+        with channel.clock.lock:
+            for store, fresh in ((channel.worker, self.worker), (channel.server, self.server)):
+                for (name, slot), saved in fresh.items():
+                    view = store.view(name, slot)
+                    view.copy_(saved.reshape(view.shape) if saved.ndim else saved)
+            channel.seed, channel.run = self.seed, self.run
+            channel.clock.now = replace(self.progress, turn=channel.clock.now.turn + 1)
+
+    def common(self) -> dict[str, str]:
+        """What must be the same on every rank, as texts; slots by their checksums."""
+        slots = {
+            f"slot {slot!r} of parameter {name!r}": f"checksum {digest(tensor):08x}"
+            for (name, slot), tensor in self.server.items()
+        }
+        started = zlib.crc32(json.dumps(sorted(self.progress.started)).encode())
+        return {
+            "run": f"{self.run:x}",
+            "step": str(self.progress.step),
+            "seed": str(self.seed),
+            "parameters that were exchanged before": f"{len(self.progress.started)} (checksum {started:08x})",
+            **slots,
+        }
+
+
+def digest(tensor: Tensor) -> int:
+    """The CRC-32 of a tensor's own bytes, in logical order."""
+    return int(checksum(raw(tensor.detach().reshape(-1))).view(torch.int32)) % (1 << 32)
+
+
+def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> Fitting:
+    """A state, once it is found to fit; else a `StateError`."""
     if on_resize not in ("raise", "redistribute", "reset"):
         raise StateError(f'on_resize must be "raise", "redistribute" or "reset", got {on_resize!r}')
     _check(channel, state)
@@ -91,35 +152,46 @@ def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) ->
             'all old ranks (thinwire.merge_states) and load with on_resize="redistribute", or start the memories anew '
             'with on_resize="reset"'
         )
-    fresh: dict[tuple[int, str, str], Tensor] = {}
     reset = workers != channel.size and on_resize == "reset"
-    for place, store in enumerate((channel.worker, channel.server)):
-        for name in channel.parameters:
-            for slot in store.slots_of(name):
-                view = store.view(name, slot.name)
-                saved = view.new_full((), slot.initial) if reset else _slot(channel, state, name, slot, workers)
-                fresh[place, name, slot.name] = saved.to(view.device, view.dtype)
-    return lambda: _commit_(channel, state, fresh, reset)
+    worker, server = (
+        {
+            (name, slot.name): _initial(store, name, slot) if reset else _fitting(channel, store, state, name, slot)
+            for name in channel.parameters
+            for slot in store.slots_of(name)
+        }
+        for store in (channel.worker, channel.server)
+    )
+    sizes = {name: float(size) for name, size in state["step_sizes"]}
+    done = Progress(int(state["step"])) if reset else Progress(int(state["step"]), frozenset(state["started"]), sizes)
+    return Fitting(channel, done, int(state["seed"]), int(state.get("run", 0)), worker, server)
 
 
-def _commit_(
-    channel: Channel, state: Mapping[str, Any], fresh: Mapping[tuple[int, str, str], Tensor], reset: bool
-) -> None:
-    stores: tuple[Store, Store] = (channel.worker, channel.server)
-    for (place, name, slot), saved in fresh.items():
-        view = stores[place].view(name, slot)
-        view.copy_(saved.reshape(view.shape) if saved.ndim else saved)
-    channel.step, channel.seed = int(state["step"]), int(state["seed"])
-    channel.started = set() if reset else set(state["started"])
-    channel.step_sizes = {} if reset else {name: float(size) for name, size in state["step_sizes"]}
+def _initial(store: Store, name: str, slot: Slot) -> Tensor:
+    return store.view(name, slot.name).new_full((), slot.initial)
+
+
+def _fitting(channel: Channel, store: Store, state: Mapping[str, Any], name: str, slot: Slot) -> Tensor:
+    """A saved slot in the type and on the device of this run's, and still finite there."""
+    saved, view = _slot(channel, state, name, slot, int(state["workers"])), store.view(name, slot.name)
+    fitting = saved.detach().to(view.device, view.dtype)
+    if not bool(torch.isfinite(fitting).all()):
+        raise StateError(
+            f"{slot.name} of {name!r} holds NaN, infinity or a number that {view.dtype} cannot hold: the file is "
+            "damaged, or of a run in another precision"
+        )
+    return fitting
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "format": lambda value: isinstance(value, int),
+    "format": lambda value: _whole(value, 0, 1 << 31),
     "method": lambda value: isinstance(value, str),
-    "workers": lambda value: isinstance(value, int) and value >= 1,
-    "step": lambda value: isinstance(value, int) and value >= 0,
-    "seed": lambda value: isinstance(value, int),
+    "workers": lambda value: _whole(value, 1, 1 << 31),
+    "step": lambda value: _whole(value, 0, 1 << 62),
+    "seed": lambda value: _whole(value, -(1 << 63), (1 << 64) - 1),
     "shapes": lambda value: isinstance(value, Mapping) and all(isinstance(s, list | tuple) for s in value.values()),
     "started": lambda value: isinstance(value, list | tuple | set) and all(isinstance(name, str) for name in value),
     "step_sizes": lambda value: isinstance(value, list | tuple) and all(map(_is_step_size, value)),
@@ -146,6 +218,8 @@ def _check_fields(state: Mapping[str, Any]) -> None:
 def _check(channel: Channel, state: Mapping[str, Any]) -> None:
     """Everything that can be wrong with a state, before anything is changed."""
     _check_fields(state)
+    if not _whole(state.get("run", 0), 0, (1 << 63) - 1):
+        raise StateError(f"the state's run cannot be {state['run']!r}: the file is damaged")
     for field, holds in _FIELDS.items():
         if not holds(state[field]):
             raise StateError(f"the state's {field} cannot be {state[field]!r}: the file is damaged")
@@ -191,8 +265,9 @@ def _saved(state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> Tensor
             f"the state has no {key!r}: each rank saves its own part, so pass the state of this rank, or all of them "
             "merged (thinwire.merge_states) for another number of workers"
         )
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_floating_point():
+        kind = f"{tensor.dtype} on {tensor.device}, laid out as {tensor.layout}"
+        raise StateError(f"{key!r} is a tensor of {kind}: dense floating-point numbers are needed")
     if tuple(tensor.shape) != shape:
         raise StateError(f"{key!r} has shape {tuple(tensor.shape)} in the state, {shape} is needed")
-    if not bool(torch.isfinite(tensor).all()):
-        raise StateError(f"{key!r} holds NaN or infinity in the state: the file is damaged")
-    return tensor
+    return tensor.detach()

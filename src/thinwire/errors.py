@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class ThinwireError(Exception):
     """Base of every error that thinwire raises on purpose."""
@@ -60,6 +62,10 @@ class StepSizeWarning(UserWarning):
     """A step size beyond what a theorem admits; it may work, and often does, but nothing guarantees it."""
 
 
+class OptimizerWarning(UserWarning):
+    """An optimizer, or a learning rate, with which a rule's memory does not do what its paper says."""
+
+
 class OversubscriptionWarning(UserWarning):
     """More threads than there are cores; the result is right, and comes later."""
 
@@ -67,9 +73,14 @@ class OversubscriptionWarning(UserWarning):
 class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
 
-    def __init__(self, rank: int | None, parameter: str, step: int) -> None:
+    def __init__(self, rank: int | None, parameter: str, step: int, overflows: bool = False) -> None:
         where = f"in parameter {parameter!r} at step {step}; no rank's state has advanced"
-        if rank is not None:
+        if overflows:
+            text = (
+                f"rank {rank} computed a gradient so large that what it has to remember overflows {where}. Drop the "
+                "step (optimizer.zero_grad()) and go on; if it comes again, clip the loss or lower the learning rate"
+            )
+        elif rank is not None:
             text = (
                 f"rank {rank} computed a gradient (or squares of one) with NaN or infinity {where}. Drop the step "
                 '(optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a gradient scaler skips '
@@ -81,7 +92,27 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
                 "use bfloat16 or float32 gradients, or a smaller loss scale"
             )
         super().__init__(text)
-        self.rank, self.parameter, self.step = rank, parameter, step
+        self.rank, self.parameter, self.step, self.overflows = rank, parameter, step, overflows
 
-    def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int]]:
-        return NonFiniteGradient, (self.rank, self.parameter, self.step)
+    def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int, bool]]:
+        return NonFiniteGradient, (self.rank, self.parameter, self.step, self.overflows)
+
+
+class PeerLost(ThinwireError, RuntimeError):
+    """Another rank died, was stopped or cut off: a collective failed. No state has advanced on this rank."""
+
+    def __init__(
+        self, rank: int, size: int, moment: str, what: str, timeout: timedelta | None, problem: str, missing: str = ""
+    ) -> None:
+        limit = "" if timeout is None else f" (a collective waits for {timeout.total_seconds():g} s: timeout= of "
+        limit += "torch.distributed.init_process_group)" if limit else ""
+        super().__init__(
+            f"rank {rank} of {size} lost touch with another rank at {moment}, {what}{missing}. This rank's state is "
+            f"that of the last finished step: save it (handle.state_dict()), then end the process and restart all "
+            f"ranks{limit}. torch says: {problem}"
+        )
+        self.rank, self.size, self.moment, self.what = rank, size, moment, what
+        self.timeout, self.problem, self.missing = timeout, problem, missing
+
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[object, ...]]:
+        return PeerLost, (self.rank, self.size, self.moment, self.what, self.timeout, self.problem, self.missing)

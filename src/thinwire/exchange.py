@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from thinwire.errors import AttachError, PeerLost, WireError
+
+T = TypeVar("T")
+LONGEST_TEXT = 1 << 24
+"""The longest text in bytes that a rank takes from another: a description of 100,000 parameters is shorter."""
 
 
 def allgather_bytes(nbytes: int, workers: int) -> int:
@@ -60,72 +69,146 @@ class Pending:
 
     work: dist.Work
     messages: Sequence[Tensor] | Tensor
+    group: Group
 
-    def wait(self) -> Sequence[Tensor] | Tensor:
-        """The messages, in rank order (rows of one tensor where they are of one size); raises what the collective
-        raised."""
-        self.work.wait()
+    def wait(self, what: str) -> Sequence[Tensor] | Tensor:
+        """The messages, in rank order (rows of one tensor where they are of one size); a `PeerLost` where the
+        collective failed."""
+        self.group.guarded(what, self.work.wait)
         return self.messages
 
 
 class Group:
-    """The ranks of a torch process group."""
+    """The ranks of a torch process group. Nothing that travels is pickled: texts are JSON, all else is numbers."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.moment = "before the first step"
+        """What is going on, for the errors of collectives."""
+        self._device = torch.device(device)
         self._in_use: list[object] = []
         self._done: list[object] = []
 
-    def next_round(self) -> None:
+    def next_round(self, moment: str) -> None:
         """Let go of what the collectives before the last round used.
 
         A thread of the process group lets go of a finished collective's tensors a moment after `wait` returns. Were it
         the last to do so, it would need the interpreter, and abort the process if that is just ending (1 of 75 exits):
         so these tensors are held here until the next round is over.
         """
+        self.moment = moment
         self._done, self._in_use = self._in_use, []
 
-    def gather(self, message: Tensor, *, fixed: bool) -> tuple[Pending, Traffic]:
-        """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once."""
-        sizes = [message.numel()] * self.size if fixed else self._sizes(message)
-        longest = max(sizes)
-        short = longest - message.numel()
-        padded = torch.nn.functional.pad(message, (0, short)) if short else message  # padding by nothing would copy
-        gathered = padded.new_empty(self.size * longest)
-        work = _start_all_gather(gathered, padded, self.group)
-        self._in_use += [work, padded, gathered]
-        rows = gathered.view(self.size, longest)
-        messages = rows if fixed else [row[:size] for row, size in zip(rows, sizes, strict=True)]
-        return Pending(work, messages), _traffic(message.numel(), longest, self.size, not fixed)
+    def assemble(self, what: str, limit: timedelta) -> None:
+        """Wait until every rank is here, for no longer than the limit; only gloo can tell who is missing."""
+        if self.size == 1 or dist.get_backend(self.group) != "gloo":
+            return
+        try:
+            dist.monitored_barrier(self.group, timeout=limit, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise AttachError(
+                f"{what} must be called on every rank at the same point of the program, but not all {self.size} ranks "
+                f"came within {limit.total_seconds():g} s. Rank {self.rank} heard: {error}"
+            ) from error
 
-    def _sizes(self, message: Tensor) -> list[int]:
-        mine = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
-        every = mine.new_empty(self.size)
-        work = _start_all_gather(every, mine, self.group)
-        self._in_use += [work, mine, every]
-        work.wait()
-        return [int(size) for size in every.tolist()]
+    def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> tuple[Pending, Traffic]:
+        """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once.
+
+        `longest` bounds what a rank may announce: no memory is taken for more.
+        """
+        sizes = [message.numel()] * self.size if fixed else self._sizes(message, longest, what)
+        width = max(sizes)
+        short = width - message.numel()
+        padded = torch.nn.functional.pad(message, (0, short)) if short else message  # padding by nothing would copy
+        gathered = padded.new_empty(self.size * width)
+        work = self.guarded(what, lambda: _start_all_gather(gathered, padded, self.group))
+        self._in_use += [work, padded, gathered]
+        rows = gathered.view(self.size, width)
+        messages = rows if fixed else [row[:size] for row, size in zip(rows, sizes, strict=True)]
+        return Pending(work, messages, self), _traffic(message.numel(), width, self.size, not fixed)
+
+    def _sizes(self, message: Tensor, longest: int, what: str) -> list[int]:
+        sizes = [size for (size,) in self.everyone([message.numel()], what, message.device)]
+        for rank, size in enumerate(sizes):
+            if not 0 <= size <= longest:
+                raise WireError(
+                    f"rank {rank} announces a message of {size} bytes for {what}, where none can be longer than "
+                    f"{longest}: its announcement is damaged, or forged"
+                )
+        return sizes
+
+    def everyone(self, numbers: Sequence[int], what: str, device: torch.device | None = None) -> list[list[int]]:
+        """Every rank's few numbers, in rank order; waits for all.
+
+        By all-to-all, each rank tells each other directly: on gloo, four ranks on two cores, 1.4 ms where an all-gather
+        takes 5 and an all-reduce 3.
+        """
+        if self.size == 1:
+            return [list(numbers)]
+        mine = torch.tensor(numbers, dtype=torch.int64).repeat(self.size).to(device or self._device)
+        every = torch.empty_like(mine)
+        self._in_use += [mine, every]
+        self.guarded(what, lambda: dist.all_to_all_single(every, mine, group=self.group))
+        return cast(list[list[int]], every.view(self.size, len(numbers)).tolist())
 
     def any(self, marks: Tensor) -> Tensor:
         """For each place, whether any rank marks it; waits for the answer."""
-        summed = marks.to(torch.int32)
-        self._in_use.append(summed)
-        dist.all_reduce(summed, op=dist.ReduceOp.MAX, group=self.group)
-        return summed > 0
+        return self._reduced(marks.to(torch.int32), dist.ReduceOp.MAX) > 0
 
     def least(self, numbers: Tensor) -> Tensor:
         """For each place, the least number of any rank; waits for the answer."""
-        least = numbers.clone()
-        self._in_use.append(least)
-        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self.group)
-        return least
+        return self._reduced(numbers.clone(), dist.ReduceOp.MIN)
 
-    def agree(self, item: object) -> list[Any]:
-        """Every rank's item, in rank order; waits for all."""
-        items: list[Any] = [None] * self.size
-        dist.all_gather_object(items, item, group=self.group)
-        return items
+    def _reduced(self, numbers: Tensor, operation: Any) -> Tensor:
+        self._in_use.append(numbers)
+        self.guarded("a small reduction", lambda: dist.all_reduce(numbers, op=operation, group=self.group))
+        return numbers
+
+    def agree(self, item: Any, what: str) -> list[Any]:
+        """Every rank's item (made of texts, numbers, lists and dicts), in rank order; waits for all.
+
+        First a digest of fixed size: texts travel only where two of them differ.
+        """
+        text = json.dumps(item).encode()
+        mine = [len(text), *_words(hashlib.sha256(text).digest())]
+        every = self.everyone(mine, what)
+        if all(theirs == mine for theirs in every):
+            return [item] * self.size
+        return [json.loads(text) for text in self._texts(text, [theirs[0] for theirs in every], what)]
+
+    def _texts(self, text: bytes, sizes: Sequence[int], what: str) -> list[bytes]:
+        for rank, size in enumerate(sizes):
+            if not 0 <= size <= LONGEST_TEXT:
+                raise WireError(f"rank {rank} announces {size} bytes for {what}; at most {LONGEST_TEXT} are taken")
+        mine = torch.zeros(max(sizes), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        mine = mine.to(self._device)
+        every = mine.new_empty(self.size * len(mine))
+        self._in_use += [mine, every]
+        self.guarded(what, lambda: _start_all_gather(every, mine, self.group).wait())
+        rows = every.view(self.size, -1).cpu().numpy()
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def guarded(self, what: str, collective: Callable[[], T]) -> T:
+        """What a collective returns; a `PeerLost` in place of what torch raises where somebody is gone."""
+        try:
+            return collective()
+        except RuntimeError as error:
+            raise PeerLost(self.rank, self.size, self.moment, what, self.timeout, str(error)) from error
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective waits for the others."""
+        try:
+            options: Any = cast(Any, self.group)._get_backend(self._device).options
+            return cast(timedelta, options._timeout)
+        except (AttributeError, RuntimeError):  # a back-end that does not tell
+            return None
+
+
+def _words(digest: bytes) -> list[int]:
+    return [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, len(digest), 8)]
 
 
 def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from thinwire.channel import Norms
 from thinwire.exchange import Traffic, allreduce_bytes
 
+MEMORY = 100
+"""Steps over which learning rates are averaged: with 1 % sent, a number waits for about as long."""
 BYTES = ("message_bytes", "sent_bytes", "received_bytes", "broadcast_bytes")
 
 
@@ -28,6 +30,13 @@ class Ledger:
     first and the third ratio are there where the message's format counts its numbers (QSGD's: those that are not zero).
     `broadcast` is what a server tells every worker, where a rule has one (`EF21P`); it is no part of what workers send
     each other.
+
+    residual_ratio    norm of what a worker has not said over the norm of its gradient
+    rate_fall         the highest learning rate so far over the present one, where rates are known
+
+    Where a rule keeps its memory in units of updates (`MemSGD`), so does the first of these: |m| over s |g|, where s is
+    the mean rate of the last hundred steps or so, the age of what is in a memory. By the present rate a memory
+    from before a decay would look as if it had grown.
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:
@@ -39,6 +48,9 @@ class Ledger:
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
+        self._mean_rates: dict[str, float] = {}
+        self._highest: list[float] = []
+        self._rates: list[float] = []
 
     def due(self, step: int) -> bool:
         """Whether norms are measured at this step."""
@@ -58,6 +70,25 @@ class Ledger:
         self._step["elements"] += 0 if elements is None else elements
         self._counts_elements = self._counts_elements and elements is not None
         self._norms.update(norms)
+        for name, norm in norms.items():
+            if norm.step_size is not None:
+                mean = self._mean_rates.get(name, norm.step_size)
+                self._mean_rates[name] = mean + (norm.step_size - mean) * -math.expm1(-self.every / MEMORY)
+
+    def see(self, rates: Sequence[float]) -> None:
+        """Note the learning rates of a step."""
+        self._rates = list(rates)
+        self._highest = [max(pair) for pair in zip(rates, self._highest, strict=True)] if self._highest else list(rates)
+
+    @property
+    def rate_fall(self) -> float:
+        """The highest learning rate so far over the present one, at its largest over parameter groups."""
+        return max((_over(high, now) for high, now in zip(self._highest, self._rates, strict=True) if now), default=1.0)
+
+    def book(self, traffic: Traffic) -> None:
+        """Book an exchange that is no part of any step."""
+        for key, value in (("message", traffic.message), ("sent", traffic.sent), ("received", traffic.received)):
+            self._total[f"{key}_bytes"] += value
 
     def tell(self, broadcast: int) -> None:
         """Book what a server told every worker after the step that was closed last."""
@@ -82,7 +113,7 @@ class Ledger:
 
     def per_parameter(self) -> dict[str, float]:
         """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""
-        return {name: _ratio([norms]) for name, norms in self._norms.items()}
+        return {name: self._ratio([name]) for name in self._norms}
 
     def _account(self, booked: Mapping[str, float | Tensor]) -> dict[str, float]:
         counts = {key: value.item() if isinstance(value, Tensor) else value for key, value in booked.items()}
@@ -98,18 +129,23 @@ class Ledger:
         return account
 
     def _residual(self) -> dict[str, float]:
-        return {"residual_ratio": _ratio(list(self._norms.values()))}
+        fall = {"rate_fall": self.rate_fall} if self._rates else {}
+        return {"residual_ratio": self._ratio(list(self._norms)), **fall}
+
+    def _ratio(self, names: Sequence[str]) -> float:
+        """sqrt(sum of squared residuals / sum of squared gradients) over the parameters whose rule keeps a residual."""
+        kept = [(name, n, n.residual) for name in names if (n := self._norms[name]).residual is not None]
+        gradient = sum(float(norms.gradient) for _, norms, _ in kept)
+        residual = sum(float(residual) * self._share(name, norms.step_size) ** 2 for name, norms, residual in kept)
+        if gradient == 0:
+            return 0.0 if residual == 0 else math.inf
+        return math.sqrt(residual / gradient)
+
+    def _share(self, name: str, step_size: float | None) -> float:
+        """The present step size over the mean of the last ones: 1 where it stands still, or does not matter."""
+        mean = self._mean_rates.get(name, 0.0)
+        return 1.0 if step_size is None or mean == 0 else step_size / mean
 
 
 def _over(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
-
-
-def _ratio(norms: list[Norms]) -> float:
-    """sqrt(sum of squared residuals / sum of squared gradients) over the parameters whose rule keeps a residual."""
-    kept = [(n.gradient, n.residual) for n in norms if n.residual is not None]
-    gradient = sum(float(g) for g, _ in kept)
-    residual = sum(float(r) for _, r in kept)
-    if gradient == 0:
-        return 0.0 if residual == 0 else math.inf
-    return math.sqrt(residual / gradient)

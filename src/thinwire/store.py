@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from thinwire.feedback import Slot
-from thinwire.layout import Layout
+from thinwire.layout import Layout, Piece
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Store:
         }
         self._bound: dict[Layout, dict[str, Tensor]] = {}
         self._shadows: dict[Layout, dict[str, Tensor]] = {}
+        self._moving: dict[Layout, int] = {}
+        self._layout_of: dict[str, Layout] = {}
 
     def _start(self, slot: Slot, info: ParameterInfo) -> Tensor:
         numel = 1 if slot.single else info.numel
@@ -78,6 +80,7 @@ class Store:
         for old in [old for old in self._bound if names & {piece.name for piece in old.pieces}]:
             del self._bound[old]
             self._shadows.pop(old, None)
+            self._moving.pop(old, None)
         flats: dict[str, Tensor] = {}
         for slot in self._slots[layout.pieces[0].name] if layout.pieces else ():
             flats[slot.name] = torch.cat([self._views[p.name][slot.name] for p in layout.pieces], dim=-1)
@@ -85,6 +88,7 @@ class Store:
             for piece, view in zip(layout.pieces, views, strict=True):
                 self._views[piece.name][slot.name] = view
         self._bound[layout] = flats
+        self._layout_of.update(dict.fromkeys(names, layout))
 
     def remember(self, layout: Layout) -> None:
         """Note the present state of a layout, so that `restore` can go back to it."""
@@ -94,7 +98,33 @@ class Store:
                 shadow[slot] = torch.empty_like(flat)
             shadow[slot].copy_(flat)
 
-    def restore(self, layout: Layout) -> None:
-        """Go back to what `remember` noted."""
-        for slot, shadow in self._shadows.get(layout, {}).items():
+    def move(self, layout: Layout, turn: int) -> None:
+        """Say that the state of a layout is about to change in this turn; `remember` has noted it."""
+        self._moving[layout] = turn
+
+    def restore(self, layout: Layout, turn: int) -> None:
+        """Go back to what `remember` noted, if the layout moved in this turn."""
+        for slot, shadow in self._shadows.get(layout, {}).items() if self._moving.get(layout) == turn else ():
             self._bound[layout][slot].copy_(shadow)
+
+    def restore_pieces(self, layout: Layout, names: Collection[str]) -> None:
+        """Go back to what `remember` noted, for some parameters alone."""
+        for slot, shadow in self._shadows.get(layout, {}).items():
+            for piece, place in self._places(layout, slot):
+                if piece.name in names:
+                    self._bound[layout][slot][..., place] = shadow[..., place]
+
+    def settled(self, name: str, slot: str, turn: int) -> Tensor:
+        """One parameter's slot as it was before this turn: what `remember` noted, where it is being changed."""
+        layout = self._layout_of.get(name)
+        if layout is None or self._moving.get(layout) != turn:
+            return self._views[name][slot]
+        return next(
+            self._shadows[layout][slot][..., place] for piece, place in self._places(layout, slot) if piece.name == name
+        )
+
+    def _places(self, layout: Layout, slot: str) -> Iterator[tuple[Piece, slice]]:
+        """Each piece of a layout with its part of a slot's flat tensor."""
+        single = any(each.single for each in self._slots[layout.pieces[0].name] if each.name == slot)
+        for place, piece in enumerate(layout.pieces):
+            yield piece, slice(place, place + 1) if single else piece.part

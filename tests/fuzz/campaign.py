@@ -74,7 +74,7 @@ class Campaign:
         elif self._random.random() < 0.4:
             self._book(tally, ROUTES[2], link, message, lambda: _must_be_refused(message, link))
         else:
-            message, late = resealed(message), self._random.random() < 0.3
+            message, late = resealed(message, link.suspect), self._random.random() < 0.3
             self._book(tally, ROUTES[1], link, message, lambda: examine_message(message, link, late=late))
 
     def _book(

@@ -45,10 +45,10 @@ def _examine(data: bytes, sources: list[Any]) -> None:
     if isinstance(source, Sample):
         examine_payload(message, source, twice=True)
         return
-    examine_message(resealed(message), source, late=True)
+    examine_message(resealed(message, source.suspect), source, late=True)
     if message != source.message and examine_message(message, source) == ACCEPTED:
         # a search that finds a checksum by itself is no damage: it has made another valid message
-        assert resealed(message) == message
+        assert resealed(message, source.suspect) == message
 
 
 def main() -> None:

@@ -15,9 +15,8 @@ from tests.fuzz.corpus import KEY, Link, Sample
 from torch import Tensor
 
 from thinwire.errors import WireError
-from thinwire.ops import checksum
 from thinwire.payload import Flagged, Payload, Reader, pack_payload, unpack_payload
-from thinwire.payload.envelope import CHECKED, FINITE
+from thinwire.payload.envelope import CHECKED, FINITE, sign_
 from thinwire.payload.message import fields
 
 GUARD = 64
@@ -117,12 +116,11 @@ def check_payload(payload: Payload, numel: int) -> None:
         require(0 <= int(positions[0]) and int(positions[-1]) < numel, "a position is out of range")
 
 
-def resealed(message: bytes) -> bytes:
-    """The message with a checksum that fits, so that its damage reaches the decoders."""
+def resealed(message: bytes, rank: int) -> bytes:
+    """The message with a checksum that fits this rank, so that its damage reaches the decoders."""
     if len(message) < CHECKED:
         return message
-    rest = torch.frombuffer(bytearray(message[CHECKED:] or b"\0"), dtype=torch.uint8)[: len(message) - CHECKED]
-    return message[:4] + bytes(checksum(rest).tolist()) + message[CHECKED:]
+    return bytes(sign_(torch.frombuffer(bytearray(message), dtype=torch.uint8), rank).tolist())
 
 
 def examine_message(message: bytes, link: Link, *, late: bool = False) -> str:

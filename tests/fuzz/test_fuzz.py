@@ -65,7 +65,7 @@ def test_late_reading_marks_the_message_with_a_flipped_bit() -> None:
         for bit in range(8 * CHECKED, 8 * len(link.message), 3):
             damaged = bytearray(link.message)
             damaged[bit // 8] ^= 1 << bit % 8
-            examine_message(resealed(bytes(damaged)), link, late=True)
+            examine_message(resealed(bytes(damaged), link.suspect), link, late=True)
 
 
 def test_the_guard_finds_a_write() -> None:

@@ -32,9 +32,9 @@ from thinwire.channel import Channel, Outgoing
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
-from thinwire.ops import checksum, first_nonfinite
+from thinwire.ops import first_nonfinite
 from thinwire.payload import Dense, Empty, Payload, pack_payload
-from thinwire.payload.envelope import CHECKED, FINITE
+from thinwire.payload.envelope import CHECKED, FINITE, sign_
 from thinwire.payload.message import fields
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (7,)}
@@ -311,7 +311,7 @@ def test_another_wire_version_is_refused_with_its_remedy() -> None:
     sent = mine.send(layout, gaussian(layout, 0), step_sizes=SIZES)
     message = sent.message.clone()
     message[0] = 9
-    with pytest.raises(WireError, match="rank 0 speaks wire version 9, this rank 2: use one thinwire everywhere"):
+    with pytest.raises(WireError, match="rank 0 speaks wire version 9, this rank 3: use one thinwire everywhere"):
         mine.receive(sent, [message], torch.empty(layout.numel))
 
 
@@ -323,11 +323,9 @@ mutations = st.one_of(
 )
 
 
-def resealed(message: Tensor) -> Tensor:
+def resealed(message: Tensor, rank: int = 1) -> Tensor:
     """The message with the checksum that its bytes have now: damage that got past the first guard."""
-    if message.numel() >= CHECKED:
-        message[4:CHECKED] = checksum(message[CHECKED:])
-    return message
+    return sign_(message, rank) if message.numel() >= CHECKED else message
 
 
 def damage(message: Tensor, changes: list[tuple[str, int, int]]) -> Tensor:
@@ -568,7 +566,7 @@ def test_the_damaged_one_of_all_messages_read_at_once_is_named(rule: Feedback | 
         rows = torch.stack([s.message for s in sent])
         rows[rank, place] ^= 64
         if place >= CHECKED:
-            resealed(rows[rank])
+            resealed(rows[rank], rank)
         out = torch.empty(mine.layout.numel)
         end._receive_unjudged(mine, rows, out)
         (unjudged,) = end._unjudged

@@ -164,11 +164,11 @@ def unfit(state: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
         "a slot that is no tensor": ({**state, "slots": {**slots, last: [1.0]}}, "has no"),
         "a slot with nan": (
             {**state, "slots": {**slots, key: torch.full_like(slots[key], math.nan)}},
-            "NaN or infinity",
+            "NaN, infinity",
         ),
         "nothing": ({}, "not a thinwire state: it has no format"),
     }
-    for field in state:
+    for field in [field for field in state if field != "run"]:  # states of older versions have none
         made[f"without {field}"] = ({k: v for k, v in state.items() if k != field}, field)
     return made
 

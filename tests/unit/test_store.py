@@ -90,17 +90,22 @@ def test_restore_goes_back_to_what_was_remembered() -> None:
     before = contents(made)
     both = layout(["a", "d"])
     made.remember(both)
+    made.move(both, turn=3)
     made.bind(both)["error"].mul_(3)
     made.bind(both)["rows"].zero_()
     assert contents(made) != before
-    made.restore(both)
+    settled = {(name, slot): made.settled(name, slot, 3).tolist() for name, slot in before}
+    assert settled == before  # what is saved meanwhile
+    made.restore(both, turn=4)
+    assert contents(made) != before  # it moved in a turn that is over: nothing to undo
+    made.restore(both, turn=3)
     assert contents(made) == before
 
 
 def test_restore_of_a_layout_that_was_never_remembered_changes_nothing() -> None:
     made = filled()
     before = contents(made)
-    made.restore(layout(["a"]))
+    made.restore(layout(["a"]), turn=0)
     assert contents(made) == before
 
 

@@ -25,7 +25,7 @@ from thinwire.ledger import Ledger
 from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
 from thinwire.payload import Empty, Flagged, Payload, Stack, message_size
 from thinwire.payload.base import mean_count
-from thinwire.payload.envelope import FINITE, sealed_size
+from thinwire.payload.envelope import FINITE
 from thinwire.store import ParameterInfo, Store
 
 Stacked = Mapping[str, Tensor]
@@ -145,20 +145,29 @@ class Crowd:
         if previous is not None and previous is not gradients:
             before = self._vectors(previous, given, "previous")
         out = torch.zeros(self.layout.numel, dtype=self._dtype)
-        if step_size == 0 and Need.STEP_SIZE in self.rule.needs:  # the memory waits for a step, as in `Channel`
-            self.ledger.add(self._loopback.cost([sealed_size([])], fixed=True), self.layout.numel, {}, 0)
+        if step_size == 0 and Need.STEP_SIZE in self.rule.needs:
+            self._hold(value, given)
         else:
             self._run(value, before, given, step_size, out)
         self.step += 1
         self.ledger.finish(skipped=False)
         return {piece.name: view.view(piece.shape) for piece, view in self.layout.views(out)}
 
+    def _hold(self, value: Tensor, given: Sequence[int]) -> None:
+        """At a step size of zero memories wait, and zeros are sent, as in `Channel`."""
+        memories, ranks = self.state, self._ranks()
+        self.state = {name: torch.zeros_like(rows) for name, rows in memories.items()}
+        nothing = Signal(torch.zeros_like(value), None, self._first)
+        stack = Stack(self._send(nothing, given, ranks), self.layout, ranks, self.workers)
+        self.state = memories
+        self._account(stack, Signal(value, None, self._first), 0.0)
+
     def _run(self, value: Tensor, previous: Tensor | None, given: Sequence[int], step_size: float, out: Tensor) -> None:
         """Both halves of the rule: all workers' payloads, and what the server makes of them."""
         ranks = self._ranks()
         signal = Signal(value, self._rescale(step_size, len(ranks)), self._first, previous=previous)
         stack = Stack(self._send(signal, given, ranks), self.layout, ranks, self.workers)
-        self._account(stack, signal)
+        self._account(stack, signal, step_size)
         round = Round(stack, self._shared_key(), self._first)
         self.rule.receive(round, self.layout, self.server.bind(self.layout), out)
         if (overflow := int(first_nonfinite(out, self.layout))) != FINITE:
@@ -232,8 +241,8 @@ class Crowd:
 
     # ------------------------------------------------------------------------------------------------------ accounting
 
-    def _account(self, stack: Stack, signal: Signal) -> None:
-        norms = self._norms(signal) if self.ledger.due(self.step) else {}
+    def _account(self, stack: Stack, signal: Signal, step_size: float) -> None:
+        norms = self._norms(signal, step_size) if self.ledger.due(self.step) else {}
         mean = mean_count(stack.joint.elements, self.workers)
         self.ledger.add(self._traffic(stack), self.layout.numel, norms, mean)
 
@@ -255,7 +264,7 @@ class Crowd:
             self._sizes[shape] = message_size(stack[rank])
         return self._sizes[shape]
 
-    def _norms(self, everyone: Signal) -> dict[str, Norms]:
+    def _norms(self, everyone: Signal, step_size: float) -> dict[str, Norms]:
         """Squared norms of worker 0's gradient and of what it has not said."""
         value, previous = (
             None if flat is None else flat[: self.layout.numel] for flat in (everyone.value, everyone.previous)
@@ -263,8 +272,11 @@ class Crowd:
         assert value is not None
         signal = Signal(value, everyone.rescale, everyone.first, previous=previous)
         residual = self.rule.residual(signal, {name: rows[0] for name, rows in self.state.items()})
+        size = step_size if Need.STEP_SIZE in self.rule.needs else None
         return {
-            piece.name: Norms(view.square().sum(), None if residual is None else residual[piece.part].square().sum())
+            piece.name: Norms(
+                view.square().sum(), None if residual is None else residual[piece.part].square().sum(), size
+            )
             for piece, view in self.layout.views(signal.value)
         }
 

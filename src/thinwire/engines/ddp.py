@@ -1,9 +1,11 @@
 """One line for DistributedDataParallel: a comm hook that exchanges buckets through a channel."""
 
-# No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
-
+import secrets
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,20 +15,29 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.channel import Channel, Outgoing
+from thinwire.channel import Channel, Outgoing, longest_message
 from thinwire.checkpoint import OnResize, save
 from thinwire.engines.agreement import agreement, load_together_
-from thinwire.engines.needs import check_need, check_one_backward
+from thinwire.engines.common import Common
+from thinwire.engines.flush import apply_, dense_channel, forget_, owed
+from thinwire.engines.memory_order import MemoryOrder
+from thinwire.engines.needs import check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.plug import Plug, plug_in, plug_of
 from thinwire.engines.second_moments import SecondMoments
 from thinwire.engines.step_sizes import StepSizes
-from thinwire.errors import AttachError, MomentError, NonFiniteGradient, ThinwireError
+from thinwire.engines.verdict import Verdict
+from thinwire.errors import AttachError, MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError
 from thinwire.exchange import Group, Pending
-from thinwire.feedback import Need, Rule, as_rule
+from thinwire.feedback import Need, Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.spec import rule_from
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments
+
+PATIENCE = timedelta(seconds=60)
+"""How long `attach` waits for the other ranks, which have just built the same DDP model."""
 
 
 class Handle:
@@ -44,15 +55,21 @@ class Handle:
         ledger: Ledger,
     ) -> None:
         self.channel, self.ledger = channel, ledger
+        self._ddp = weakref.ref(ddp)  # DDP holds the handle in C++, where no garbage collector sees a circle
         self._group, self._step_sizes, self._moments = group, step_sizes, moments
         self._scaler, self._nonfinite = scaler, nonfinite
-        self._names = {id(parameter): name for name, parameter in _trained(ddp).items()}
-        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._parameters = _trained(ddp)
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._common = Common(ddp, channel, step_sizes)
+        self._buckets: dict[tuple[str, ...], tuple[Layout, MemoryOrder]] = {}
         self._errors: list[ThinwireError] = []
         self._arrivals: list[_Arrival] = []
-        self._unfinished = False
-        self._static = bool(getattr(ddp, "static_graph", False))
-        self._used = _watch_use(ddp) if self._static or ddp.find_unused_parameters else None
+        self._threads: set[int] = set()
+        self._plug: Plug | None = None
+        watches = bool(getattr(ddp, "static_graph", False)) or ddp.find_unused_parameters
+        self._used: set[str] | None = set() if watches else None
+        hooks = [] if self._used is None else _watch_use(self._parameters, self._used)
+        self._unwatch = weakref.finalize(self, _remove, hooks)
 
     @property
     def watches_use(self) -> bool:
@@ -65,8 +82,10 @@ class Handle:
         return self.channel.rule
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state. Every rank must save its own: memories differ from rank to rank."""
-        self._settle()
+        """This rank's state as of the last finished step. Every rank must save its own: memories differ.
+
+        It may be called at any moment, from a signal handler or another thread too: a step under way is not disturbed.
+        """
         return save(self.channel)
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
@@ -74,59 +93,102 @@ class Handle:
 
         Call it on every rank: all load, or (with a `StateError` on each) none.
         """
-        self._settle()
+        self._check_between_steps("load_state_dict")
+        self._give_up()
+        self._group.next_round("loading a state")
         load_together_(self._group, self.channel, state, on_resize)
+
+    def flush(self) -> float:
+        """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.
+
+        For the end of training: x <- x - (1/n) sum_i m_i, after which all memories are empty. Rules of differences
+        (EF21's) keep no such sum; for them nothing happens. Call it on every rank, between steps; gives the norm of the
+        update.
+        """
+        self._check_between_steps("flush")
+        self._give_up()
+        self._group.next_round("flushing the memories")
+        debts = owed(self.channel, self._step_sizes.now() if self._step_sizes else None)
+        dense = dense_channel(self.channel, debts)
+        updates: dict[str, Tensor] = {}
+        for name, debt in debts.items():
+            layout = dense.layout([name])
+            sent = dense.send(layout, debt)
+            pending, traffic = self._group.gather(sent.message, fixed=True, longest=0, what=f"memory of {name!r}")
+            self.ledger.book(traffic)
+            updates[name] = dense.receive(sent, pending.wait(f"memory of {name!r}"), torch.empty_like(debt))
+        fault = dense.finish()
+        if fault is not None:
+            raise fault
+        forget_(self.channel, debts)
+        return apply_(self._parameters, updates)
+
+    def detach(self, *, flush: bool = True) -> dict[str, Any]:
+        """Take thinwire off the model: DDP averages gradients densely from now on, and may be attached anew.
+
+        What is in the memory is flushed first, or with `flush=False` left in the state that is returned. Call it on
+        every rank, between steps.
+        """
+        self._check_between_steps("detach")
+        if flush:
+            self.flush()
+        if self._plug is not None:
+            self._plug.handle = None
+        self._unwatch()
+        return self.state_dict()
 
     def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         """Exchange one bucket: what the comm hook does."""
-        if bucket.index() == 0:
-            self._settle()
-            self._group.next_round()
-        flat = bucket.buffer()
-        layout = self._layout(bucket)
+        try:
+            if bucket.index() == 0:
+                self._begin()
+            arrival = self._send(bucket)
+            if bucket.is_last():
+                self._end()
+            return arrival.result
+        except PeerLost:
+            self._give_up()
+            raise
+
+    def _begin(self) -> None:
+        """Begin a step; one whose backward pass broke off is undone first."""
+        self._give_up()
+        self._threads = {threading.get_ident()}
+        self._group.next_round(f"step {self.channel.step}")
+        self._common.look()
+        self.ledger.see(self._common.rates)
+
+    def _send(self, bucket: GradBucket) -> "_Arrival":
+        flat = bucket.buffer().detach()  # with create_graph=True it is part of a graph
+        if flat.is_cuda:
+            self._threads.add(threading.main_thread().ident or 0)  # there autograd calls from threads of its own
+        layout, order = self._bucket(bucket)
+        gradient = order.logical(flat)
         scale = float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
         sent = self.channel.send(
             layout,
-            flat,
-            step_sizes=self._step_sizes.now() if self._step_sizes else None,
+            gradient,
+            step_sizes=self._common.step_sizes,
             scale=scale,
             used=self._used_somewhere(layout, flat.device),
             moment=None if self._moments is None else self._moment(self._moments, layout, scale),
             measure=self.ledger.due(self.channel.step),
+            mark=self._common.mark,
         )
-        pending, traffic = self._group.gather(sent.message, fixed=sent.fixed)
+        what = f"bucket {bucket.index()}"
+        pending, traffic = self._group.gather(
+            sent.message, fixed=sent.fixed, longest=longest_message(layout), what=what
+        )
         self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
-        arrival = _Arrival(sent, pending, flat)
-        self._arrivals.append(arrival)
-        if bucket.is_last() and self._used is not None:
-            self._used.clear()
-        self._proceed(last=bucket.is_last())
-        return arrival.result
+        self._arrivals.append(_Arrival(what, sent, pending, flat, gradient, order))
+        return self._arrivals[-1]
 
-    def _proceed(self, *, last: bool) -> None:
-        """Have the answers received and the step finished, as late as DDP allows.
-
-        Callbacks at the end of a backward pass run in the order they were queued, and DDP queues the one that waits for
-        the buckets after the last hook has returned: so ours receives, and queues a second one that finishes. But a
-        static graph's first step calls the hooks from DDP's last callback, and a rank that ran out of data under
-        `ddp.join()` calls them outside any backward pass: there the answers are needed at once.
-        """
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and not (self._static and self.ledger.steps == 0):
-            if last:
-                _at_end_of_backward(self._end_backward)
-            return
-        self._receive_all()
-        if last and in_backward:
-            _at_end_of_backward(self._end_backward)
-        elif last:
-            self._unfinished = True
-
-    def _layout(self, bucket: GradBucket) -> Layout:
+    def _bucket(self, bucket: GradBucket) -> tuple[Layout, MemoryOrder]:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        if names not in self._layouts:
-            self._layouts[names] = self.channel.layout(names)
-        return self._layouts[names]
+        if names not in self._buckets:
+            layout = self.channel.layout(names)
+            self._buckets[names] = layout, MemoryOrder(layout, self._parameters)
+        return self._buckets[names]
 
     def _used_somewhere(self, layout: Layout, device: torch.device) -> Sequence[bool] | None:
         """Which parameters some rank used this step; DDP drops the others' results, so nothing is sent for them."""
@@ -147,44 +209,49 @@ class Handle:
             self._errors.append(error)
         return moment
 
-    def _receive_all(self) -> None:
-        """Turn what has arrived into gradients, in the order it was sent.
+    def _end(self) -> None:
+        """Receive all buckets, agree on whether the step is taken, and finish once DDP has written the gradients.
 
-        This is done in the thread of the backward pass: a Python callback in a thread of the process group can outlive
-        the group or the interpreter, and then ends the process. An error is kept until DDP is done.
+        This is done in the body of the last hook. A Python callback in a thread of the process group can outlive the
+        group or the interpreter, and then ends the process. Callbacks at the end of a backward pass run in the order
+        they were queued, and DDP queues the one that writes gradients after the last hook has returned: so ours queues
+        a second one that finishes. A rank that ran out of data under `ddp.join()` calls the hooks outside any backward
+        pass, and finishes at once; what was not finite was another rank's, which raises.
         """
-        arrivals, self._arrivals = self._arrivals, []
-        for arrival in arrivals:
-            messages = arrival.pending.wait()
+        if self._used is not None:
+            self._used.clear()
+        self._receive_all()
+        in_backward = torch._C._current_graph_task_id() != -1
+        verdict = self._verdict(in_backward)
+        for arrival in self._arrivals:
+            arrival.deliver(verdict)
+        self._arrivals = []
+        if in_backward:
+            _at_end_of_backward(lambda: _at_end_of_backward(self._finish))
+        else:
+            with suppress(NonFiniteGradient):
+                self._finish()
+
+    def _receive_all(self) -> None:
+        """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
+        for arrival in self._arrivals:
+            messages = arrival.pending.wait(arrival.what)
             try:
-                self.channel.receive(arrival.sent, messages, arrival.flat)
+                self.channel.receive(arrival.sent, messages, arrival.gradient)
             except ThinwireError as error:
                 self._errors.append(error)
-                arrival.flat.fill_(float("nan"))
         try:
             self.channel.judge()
         except ThinwireError as error:
             self._errors.append(error)
-        for arrival in arrivals:
-            arrival.result.set_result(arrival.flat)
 
-    def _end_backward(self) -> None:
-        """Receive, and finish once DDP has written the gradients."""
-        self._receive_all()
-        _at_end_of_backward(self._finish)
-
-    def _settle(self) -> None:
-        """Finish a step that could not finish by itself; undo one whose backward pass broke off.
-
-        Such a step was another rank's: if its gradient was not finite, that rank has raised, and nothing is left to do.
-        """
-        if self._unfinished:
-            self._unfinished = False
-            with suppress(NonFiniteGradient):
-                self._finish()
-        self._arrivals.clear()
-        self._errors.clear()
-        self.channel.abandon()
+    def _verdict(self, active: bool) -> Verdict:
+        """Whether all ranks can take the step, and how many of them had data."""
+        problem = self._errors[0] if self._errors else None
+        verdict = Verdict.agreed(self._group, problem, self.channel.refused, active, self._common)
+        if verdict.error is not None:
+            self._errors = [verdict.error]
+        return verdict
 
     def _finish(self) -> None:
         if self._moments is not None:
@@ -200,22 +267,54 @@ class Handle:
         if fault is not None and self._nonfinite == "raise":
             raise fault
 
+    def _give_up(self) -> None:
+        """Undo a step that neither finished nor will."""
+        self._arrivals, self._errors = [], []
+        self.channel.abandon()
+
+    def _check_between_steps(self, what: str) -> None:
+        """Refuse what would tear a step in two. One whose backward pass broke off is none: no pass of its is left."""
+        here = torch._C._current_graph_task_id() == -1 and threading.get_ident() in self._threads
+        if self.channel.moving and not here:
+            raise StateError(
+                f"{what} was called in the middle of step {self.channel.step}: call it between steps, from the thread "
+                "that trains. (state_dict may be called at any moment: it gives the last finished step)"
+            )
+
 
 class _Arrival:
     """One bucket's exchange under way, and the future that DDP waits for."""
 
-    def __init__(self, sent: Outgoing, pending: Pending, flat: Tensor) -> None:
-        self.sent, self.pending, self.flat = sent, pending, flat
+    def __init__(
+        self, what: str, sent: Outgoing, pending: Pending, flat: Tensor, gradient: Tensor, order: MemoryOrder
+    ) -> None:
+        self.what, self.sent, self.pending = what, sent, pending
+        self.flat, self.gradient, self._order = flat, gradient, order
         self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
 
+    def deliver(self, verdict: Verdict) -> None:
+        """Give DDP the exchanged gradient: NaN where the step is not taken."""
+        if verdict.error is not None:
+            self.flat.fill_(float("nan"))
+        else:
+            self._order.write_(self.flat, self.gradient)
+            if verdict.factor != 1.0:
+                self.flat.mul_(verdict.factor)
+        self.result.set_result(self.flat)
 
-def _watch_use(ddp: DistributedDataParallel) -> set[str]:
-    """A set that names every parameter as soon as it gets a gradient. (No handle in it: DDP would never be freed.)"""
-    used: set[str] = set()
-    for name, parameter in _trained(ddp).items():
-        hook = parameter.register_post_accumulate_grad_hook
-        hook(lambda _, name=name: used.add(name))  # type: ignore[no-untyped-call]
-    return used
+
+def _watch_use(parameters: Mapping[str, Tensor], used: set[str]) -> list[Any]:
+    """Hooks that put every parameter's name into a set as soon as it gets a gradient."""
+    hooks = []
+    for name, parameter in parameters.items():
+        register: Any = parameter.register_post_accumulate_grad_hook
+        hooks.append(register(lambda _, name=name: used.add(name)))
+    return hooks
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _at_end_of_backward(callback: Callable[[], None]) -> None:
@@ -224,14 +323,9 @@ def _at_end_of_backward(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def comm_hook(handle: Handle, bucket: GradBucket) -> Future[Tensor]:
-    """The hook that DDP calls for each bucket; all is in the handle."""
-    return handle.exchange(bucket)
-
-
 def attach(
     ddp: torch.nn.Module,
-    rule: Rule,
+    rule: Rule | str,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     moments: "Moments | None" = None,
@@ -240,7 +334,7 @@ def attach(
     seed: int = 0,
     ledger_every: int = 10,
 ) -> Handle:
-    """Make a DistributedDataParallel model exchange its gradients by `rule`, and return the handle.
+    """Make a DistributedDataParallel model exchange its gradients by `rule` (or its text), and return the handle.
 
     Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs,
     `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
@@ -248,12 +342,15 @@ def attach(
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances.
     """
     module = _unwrapped(ddp)
-    group = Group(module.process_group)
+    device = next(iter(_trained(module).values())).device
+    group = Group(module.process_group, device)
+    group.assemble("attach", PATIENCE)
     with agreement(group) as mine:
         _check_module(module)
-        handle = _handle(module, group, as_rule(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)
+        handle = _handle(module, group, rule_from(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)
         mine |= _description(handle, scaler, nonfinite)
-    module.register_comm_hook(handle, comm_hook)
+    handle.channel.run = group.everyone([secrets.randbits(62)], "attach")[0][0]
+    handle._plug = plug_in(module, handle)
     return handle
 
 
@@ -277,6 +374,7 @@ def _handle(
     remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
     check_need(channel, Need.MOMENTS, moments is not None, remedy)
     check_one_backward(channel)
+    warn_of_optimizer(channel, step_sizes)
     second = None if moments is None else SecondMoments(channel, moments, parameters)
     ledger = Ledger(group.size, every=ledger_every)
     return Handle(ddp, channel, group, step_sizes, second, scaler, nonfinite, ledger)
@@ -295,6 +393,11 @@ def _unwrapped(ddp: torch.nn.Module) -> DistributedDataParallel:
     """The DDP model itself, also from inside torch.compile(ddp)."""
     module = getattr(ddp, "_orig_mod", ddp)
     if not isinstance(module, DistributedDataParallel):
+        if any("FSDP" in kind.__name__ or "FullySharded" in kind.__name__ for kind in type(module).__mro__):
+            raise AttachError(
+                f"attach does not serve FSDP ({type(module).__name__}), whose ranks hold shards of parameters: if the "
+                "model fits on every rank, use torch.nn.parallel.DistributedDataParallel in place of it"
+            )
         raise AttachError(
             "attach takes a torch.nn.parallel.DistributedDataParallel, "
             f"got {type(module).__name__}: wrap the model first, DDP(model)"
@@ -319,8 +422,7 @@ def _check_module(ddp: DistributedDataParallel) -> None:
             raise AttachError(
                 f"parameter {name!r} is {parameter.dtype}; only real floating-point ones can be exchanged"
             )
-    if getattr(ddp, "_comm_hooks", []):
-        raise AttachError("this DDP model has a comm hook already, and DDP takes only one: build a new DDP model")
+    plug_of(ddp)
 
 
 def _description(handle: Handle, scaler: torch.amp.GradScaler | None, nonfinite: str) -> dict[str, str]:
@@ -333,4 +435,5 @@ def _description(handle: Handle, scaler: torch.amp.GradScaler | None, nonfinite:
         "scaler": str(scaler is not None and scaler.is_enabled()),
         "find_unused_parameters or static_graph": str(handle.watches_use),
     }
+    settings |= {} if handle._step_sizes is None else handle._step_sizes.settings()
     return settings | {f"parameter {n!r}": f"{list(i.shape)} {i.dtype}" for n, i in channel.parameters.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 
 from thinwire.channel import Channel
-from thinwire.errors import AttachError
+from thinwire.engines.step_sizes import StepSizes
+from thinwire.errors import AttachError, OptimizerWarning
 from thinwire.feedback import Need
 
 BEYOND_ONE_BACKWARD = {
@@ -43,3 +45,16 @@ def check_one_backward(channel: Channel) -> None:
     """Refuse a rule that needs more than one backward pass a step, at the model's own parameters, can give."""
     for need, remedy in BEYOND_ONE_BACKWARD.items():
         check_need(channel, need, False, remedy)
+
+
+def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None) -> None:
+    """Say what becomes of a memory in units of updates behind an optimizer that is not linear."""
+    if step_sizes is not None and step_sizes.is_adaptive and Need.STEP_SIZE in channel.needs:
+        warnings.warn(
+            f"{channel.rule} keeps what it has not sent in units of updates, for an optimizer that multiplies "
+            "gradients by a learning rate. An adaptive one divides them by their own size: what was saved up looks to "
+            "it like one huge gradient, the more so the lower the rate falls. Use SGD; or keep the rate above a tenth "
+            "of its peak and call handle.flush() at the end; or use ef21sgdm, which does not depend on the rate",
+            OptimizerWarning,
+            stacklevel=4,
+        )

@@ -12,17 +12,19 @@ from torch import Tensor
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
+from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_need
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
-from thinwire.feedback import EF21P, Feedback, Need, Rule, as_rule
+from thinwire.feedback import EF21P, Feedback, Need, Rule
 from thinwire.feedback.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
 from thinwire.payload import message_size
 from thinwire.payload.base import Count, both_counts, mean_count
+from thinwire.spec import rule_from
 
 Gradients = Mapping[str, Tensor]
 """Parameter name -> gradient of one worker."""
@@ -59,7 +61,7 @@ class Simulation:
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        rule: Rule,
+        rule: Rule | str,
         workers: int,
         *,
         optimizer: torch.optim.Optimizer | None = None,
@@ -69,7 +71,7 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
-        rule = as_rule(rule)
+        rule = rule_from(rule)
         self.parameters = dict(parameters)
         self.optimizer = optimizer
         self.channels = self._channels(rule, workers, seed)
@@ -83,7 +85,7 @@ class Simulation:
     def _channels(self, rule: Rule, workers: int, seed: int) -> list[Channel]:
         first = Channel(rule, self.parameters, rank=0, size=workers, seed=seed)
         return [first] + [
-            Channel(rule, self.parameters, rank=rank, size=workers, seed=seed, server=first.server)
+            Channel(rule, self.parameters, rank=rank, size=workers, seed=seed, beside=first)
             for rank in range(1, workers)
         ]
 
@@ -131,8 +133,9 @@ class Simulation:
         if previous is not None:
             self._check(previous, "previous gradient")
             previous = self._needed(Need.PREVIOUS, previous, gradients, "previous one")
-        for channel in self.channels:
-            channel.abandon()  # undoes an exchange that broke off half-way, as by Ctrl-C
+        self._abandon()  # an exchange that broke off half-way, as by Ctrl-C
+        if self._step_sizes is not None:
+            self.ledger.see(self._step_sizes.rates())
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
             used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]
@@ -240,13 +243,19 @@ class Simulation:
             ]
         )
 
+    def _abandon(self) -> None:
+        for channel in self.channels:
+            channel.undo_()
+        self.channels[0].abandon()
+
     def _finish(self) -> None:
+        self.channels[0].judge()
+        if self.channels[0].refused:
+            for channel in self.channels[1:]:
+                channel.undo_()
         fault = self.channels[0].finish()
         for channel in self.channels[1:]:
-            if fault is None:
-                channel.finish()
-            else:
-                channel.abandon()
+            channel.keep()
         self.ledger.finish(skipped=fault is not None)
         if fault is not None:
             raise fault
@@ -265,6 +274,30 @@ class Simulation:
         with self.moving():
             if self.optimizer is not None:
                 self.optimizer.step()
+
+    def flush(self) -> float:
+        """Hand over all that was not sent, dense, and apply it to the parameters: x <- x - (1/n) sum_i m_i.
+
+        For the end of training; all memories are then empty. Gives the norm of the update. Rules of differences
+        (EF21's) keep no sum of what they have not sent: for them nothing happens.
+        """
+        self._abandon()
+        sizes = None if self._step_sizes is None else self._step_sizes.now()
+        debts = [owed(channel, sizes) for channel in self.channels]
+        dense = [dense_channel(channel, own) for channel, own in zip(self.channels, debts, strict=True)]
+        updates: dict[str, Tensor] = {}
+        for name in debts[0]:
+            layout = dense[0].layout([name])
+            sent = [channel.send(layout, own[name]) for channel, own in zip(dense, debts, strict=True)]
+            messages, traffic = self._loopback.gather([one.message for one in sent], fixed=True)
+            self.ledger.book(traffic)
+            updates[name] = dense[0].receive(sent[0], messages, torch.empty_like(debts[0][name]))
+        fault = dense[0].finish()
+        if fault is not None:
+            raise fault
+        for channel in self.channels:
+            forget_(channel, updates)
+        return apply_(self.parameters, updates)
 
     @property
     def points(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Number
 
 import torch
 from torch import Tensor
@@ -31,5 +32,30 @@ class StepSizes:
 
     def now(self) -> dict[str, float]:
         """The present step sizes."""
-        sizes = [float(group["lr"]) for group in self._optimizer.param_groups]
+        sizes = self.rates()
         return {name: sizes[place] for name, place in self._group_of.items()}
+
+    def rates(self) -> list[float]:
+        """The present learning rate of each group."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def settings(self) -> dict[str, str]:
+        """What every rank must have set alike, as texts: the optimizer, its numbers and who is in which group."""
+        groups = [
+            (f"{option} of the optimizer's parameter group {place}", str(float(value) if option == "lr" else value))
+            for place, group in enumerate(self._optimizer.param_groups)
+            for option, value in group.items()
+            if option == "lr" or isinstance(value, Number | tuple | str | None)
+        ]
+        members = [(f"parameter group of {name!r}", str(place)) for name, place in self._group_of.items()]
+        return {"optimizer": type(self._optimizer).__name__, **dict(groups), **dict(members)}
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the optimizer divides by a root of what it is given, as Adam and its like do."""
+        return any("eps" in group for group in self._optimizer.param_groups)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the optimizer keeps gradients from step to step."""
+        return self.is_adaptive or any(group.get("momentum", 0) for group in self._optimizer.param_groups)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -79,6 +80,8 @@ class Feedback(Named, ABC):
     """A rule: frozen; all state is passed in and changed in place."""
 
     compressor: Compressor
+    owes: ClassVar[tuple[str, ...]] = ()
+    """The worker's slot that holds all it has not sent, if one does, and those to be emptied with it."""
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -31,6 +31,7 @@ class Criterion(Feedback):
     alpha: Number | Target
     zeta: float
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOMENTS})
+    owes: ClassVar[tuple[str, ...]] = ("total", "squares")
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -31,6 +31,7 @@ class EControl(Increments):
     name: ClassVar[str] = "econtrol"
     apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"), LOCAL, MEAN)
+    owes: ClassVar[tuple[str, ...]] = ("error",)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

@@ -36,6 +36,7 @@ class MemSGD(Feedback):
     name: ClassVar[str] = "memsgd"
     apart: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
+    owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
 """What stands before every message: version, checksum, digest, and a flag for gradients that are not finite.
 
 byte 0   version and three zero bytes
-     4   CRC-32 of all that follows (zlib's)
-     8   digest of method, parameters, seed and step
-    12   the flag: place of the first piece that is not finite, or -1
+     4   CRC-32 of all that follows (zlib's), plus the sender's rank modulo 2^32
+     8   digest of method, parameters, seed, step and whatever else ranks must have in common
+    12   the flag: -1, or the place of the first of n pieces that is not finite; n more where its memory overflows
     16   the body; every field and every row of numbers begins at a whole word of four bytes
 """
 
@@ -18,7 +18,7 @@ from thinwire.ops import checksum
 from thinwire.payload.message import Chunk, fields, join, raw, size
 from thinwire.payload.reader import Reader
 
-VERSION = 2
+VERSION = 3
 BODY = 16
 """Where the body begins."""
 FINITE = -1
@@ -27,11 +27,15 @@ CHECKED = 8
 """Where the bytes begin that the checksum covers."""
 
 
-def seal(body: Sequence[Chunk], digest: int, flag: Tensor) -> Tensor:
+def seal(body: Sequence[Chunk], digest: int, flag: Tensor, rank: int) -> Tensor:
     """The body behind its envelope, on the flag's device."""
     start: list[Chunk] = [fields("I", VERSION), fields("I", 0), fields("I", digest), raw(flag.to(torch.int32).view(1))]
-    message = join([*start, *body], flag.device)
-    message[4:CHECKED] = checksum(message[CHECKED:])
+    return sign_(join([*start, *body], flag.device), rank)
+
+
+def sign_(message: Tensor, rank: int) -> Tensor:
+    """Write the checksum of a message that this rank sends."""
+    message[4:CHECKED] = (checksum(message[CHECKED:]).view(torch.int32) + rank).view(torch.uint8)
     return message
 
 
@@ -50,9 +54,9 @@ def open_version(reader: Reader) -> int:
     return int(reader.fields("I")[0])
 
 
-def open_rest(reader: Reader) -> tuple[int, Tensor]:
-    """Digest and flag of a message (or of all ranks' messages) whose checksum is right."""
+def open_rest(reader: Reader, ranks: int | Tensor) -> tuple[int, Tensor]:
+    """Digest and flag of a message (or of all ranks' messages) whose checksum is right, and is of this rank."""
     stored = reader.numbers(1, torch.int32)
-    intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32)
-    reader.require(intact.squeeze(-1), "message was damaged on its way: its checksum is wrong")
+    intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + ranks
+    reader.require(intact.squeeze(-1), "message was damaged on its way, or is another rank's: its checksum is wrong")
     return int(reader.fields("I")[0]), reader.numbers(1, torch.int32).squeeze(-1)

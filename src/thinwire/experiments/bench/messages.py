@@ -26,6 +26,7 @@ from thinwire.payload.envelope import FINITE, fields_of, open_rest, open_version
 MESSAGES = 8
 """How many workers' messages are unpacked and added."""
 DIGEST = 0
+SENDER = 0
 
 
 def memory_and_packing(given: Inputs) -> Contest:
@@ -63,7 +64,7 @@ def read_together(payloads: Sequence[Payload], layout: Layout) -> Run:
     def run(out: Tensor) -> Tensor:
         reader = LateReader(rows, own, fields)
         open_version(reader)
-        open_rest(reader)
+        open_rest(reader, SENDER)
         add_all_to(out, unpack_payloads(reader, layout, Key(), out.dtype))
         return reader.sound()
 
@@ -82,11 +83,11 @@ def read_in_turn(payloads: Sequence[Payload], layout: Layout) -> Run:
 
 def _open(reader: Reader, layout: Layout, dtype: torch.dtype) -> Payload:
     open_version(reader)
-    open_rest(reader)
+    open_rest(reader, SENDER)
     return unpack_payload(reader, layout, Key(), dtype)
 
 
 def _sealed(payloads: Sequence[Payload]) -> list[Tensor]:
     bodies = [chunks_of(payload) for payload in payloads]
     device = next(chunk.device for chunk in bodies[0] if isinstance(chunk, Tensor))
-    return [seal(body, DIGEST, torch.tensor(FINITE, device=device)) for body in bodies]
+    return [seal(body, DIGEST, torch.tensor(FINITE, device=device), SENDER) for body in bodies]

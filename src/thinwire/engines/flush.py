@@ -1,0 +1,61 @@
+"""What workers have not sent yet, handed over at last: exchanged dense, in units of updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.channel import Channel
+from thinwire.errors import ConfigError
+from thinwire.feedback import Need
+from thinwire.feedback.route import DENSE
+
+
+def owed(channel: Channel, step_sizes: Mapping[str, float] | None) -> dict[str, Tensor]:
+    """This worker's unsent updates, flat, by parameter: the step size times what its rule still owes the model.
+
+    Mem-SGD's memory is in units of the step size that it was last exchanged with, other sums in those of the present
+    one.
+    """
+    return {
+        name: channel.worker.view(name, rule.owes[0]) * _step_size(channel, name, step_sizes)
+        for name, rule in channel.rules.items()
+        if rule.owes and name in channel.started
+    }
+
+
+def _step_size(channel: Channel, name: str, step_sizes: Mapping[str, float] | None) -> float:
+    if Need.STEP_SIZE in channel.rules[name].needs:
+        return channel.clock.now.step_sizes[name]
+    if step_sizes is None:
+        raise ConfigError(
+            f"flush applies what {channel.rules[name]} has not sent of {name!r} as an update, and needs its step size: "
+            "pass the optimizer to attach or to the simulation"
+        )
+    return step_sizes[name]
+
+
+def dense_channel(channel: Channel, updates: Mapping[str, Tensor]) -> Channel:
+    """A channel that exchanges these updates whole, at the moment where another one stands."""
+    dense = Channel(DENSE, updates, rank=channel.rank, size=channel.size, seed=channel.seed)
+    dense.step = channel.step
+    return dense
+
+
+@torch.no_grad()
+def apply_(parameters: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> float:
+    """x <- x - update, in place; the norm of all updates together."""
+    for name, update in updates.items():
+        parameters[name].sub_(update.view(parameters[name].shape).to(parameters[name].dtype))
+    return math.sqrt(sum(float(update.double().square().sum()) for update in updates.values()))
+
+
+@torch.no_grad()
+def forget_(channel: Channel, updates: Mapping[str, Tensor]) -> None:
+    """Empty the memories that were handed over."""
+    for name in updates:
+        for slot in channel.rules[name].owes:
+            channel.worker.view(name, slot).zero_()
