@@ -145,6 +145,11 @@ class Channel:
         return self.clock.now.started
 
     @property
+    def step_sizes(self) -> Mapping[str, float]:
+        """The step size with which each parameter was exchanged last, where its rule needs one."""
+        return self.clock.now.step_sizes
+
+    @property
     def needs(self) -> frozenset[Need]:
         """All that the rules in use ask of the engine."""
         return frozenset[Need]().union(*(rule.needs for rule in self.rules.values()))
@@ -281,7 +286,7 @@ class Channel:
         if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
             return None
         now = {piece.name: step_sizes[piece.name] for piece in part.layout.pieces}
-        before = self.clock.now.step_sizes
+        before = self.step_sizes
         self._next_step_sizes.update({name: size for name, size in now.items() if size})
         return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
 

@@ -127,9 +127,9 @@ class Fitting:
         }
         started = zlib.crc32(json.dumps(sorted(self.progress.started)).encode())
         return {
-            "run": f"{self.run:x}",
             "step": str(self.progress.step),
             "seed": str(self.seed),
+            "run": f"{self.run:x}",
             "parameters that were exchanged before": f"{len(self.progress.started)} (checksum {started:08x})",
             **slots,
         }

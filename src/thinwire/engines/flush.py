@@ -29,7 +29,7 @@ def owed(channel: Channel, step_sizes: Mapping[str, float] | None) -> dict[str, 
 
 def _step_size(channel: Channel, name: str, step_sizes: Mapping[str, float] | None) -> float:
     if Need.STEP_SIZE in channel.rules[name].needs:
-        return channel.clock.now.step_sizes[name]
+        return channel.step_sizes[name]
     if step_sizes is None:
         raise ConfigError(
             f"flush applies what {channel.rules[name]} has not sent of {name!r} as an update, and needs its step size: "

@@ -44,8 +44,9 @@ class Verdict:
         return Verdict(error, group.size / counted if counted else 1.0)
 
 
-def _explained(group: Group, problem: ThinwireError | None, mine: int, common: Described) -> ThinwireError:
-    text = str(problem) if problem is not None else "its gradient was not finite" if mine == REFUSED else None
+def _explained(group: Group, problem: ThinwireError | None, mine: int, common: Described) -> ThinwireError | None:
+    """What this rank raises; None where its own `NonFiniteGradient` says it."""
+    text = str(problem) if problem is not None else "something was not finite" if mine == REFUSED else None
     answers = group.agree([text, common.describe()], "telling what went wrong")
     difference = first_difference([description for _, description in answers])
     if difference is not None:
@@ -53,7 +54,7 @@ def _explained(group: Group, problem: ThinwireError | None, mine: int, common: D
             f"ranks have drifted apart in {difference}; no rank has taken the step. Give every rank the same settings, "
             "and load the same checkpoint on all"
         )
-    if problem is not None:
+    if problem is not None or mine == REFUSED:
         return problem
     rank, said = next((rank, said) for rank, (said, _) in enumerate(answers) if said is not None)
     return WireError(f"rank {rank} could not take the step, so no rank has: {said}")
