@@ -102,9 +102,20 @@ class PartSet:
         except FileNotFoundError:
             raise Damaged(Damage.UNSEALED) from None
         try:
-            return _seals(json.loads(text), self.step)
+            manifest = json.loads(text)
         except ValueError:
             raise Damaged(Damage.GARBLED) from None
+        self._check_format(manifest)
+        try:
+            return _seals(manifest, self.step)
+        except ValueError:
+            raise Damaged(Damage.GARBLED) from None
+
+    def _check_format(self, manifest: Any) -> None:
+        """A set of another thinwire is not damaged: it is neither passed over nor deleted."""
+        match manifest:
+            case {"format": int(other)} if other != FORMAT:
+                raise StateError(f"{self.path} has format {other}, this thinwire reads format {FORMAT}")
 
     def check(self, rank: int, seal: Seal) -> None:
         """Read a part and hold it against its seal."""
@@ -185,7 +196,7 @@ def _write_text(sink: Sink, text: str) -> None:
 
 def _seals(manifest: Any, step: int) -> tuple[Seal, ...]:
     match manifest:
-        case {"format": 1, "step": int(saved), "world_size": int(size), "parts": [*parts]}:
+        case {"format": int(), "step": int(saved), "world_size": int(size), "parts": [*parts]}:
             if saved == step and size == len(parts) > 0:
                 return tuple(_seal(part) for part in parts)
     raise ValueError("not a manifest of this set")

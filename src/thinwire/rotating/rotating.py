@@ -170,8 +170,8 @@ class Rotating:
                     kept += 1
                 elif place < newest:
                     place.remove()
-            except OSError as error:
-                _warn(f"the old checkpoint {place.path} could not be deleted: {error}")
+            except (OSError, StateError) as error:
+                _warn(f"the old checkpoint {place.path} was not deleted: {error}")
 
     # --------------------------------------------------------------------------------------------------------- loading
 
