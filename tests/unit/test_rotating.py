@@ -217,6 +217,15 @@ def test_a_set_of_a_later_thinwire_is_neither_passed_over_nor_deleted(tmp_path: 
     assert steps_in(tmp_path) == [2, 1]
 
 
+def test_a_set_found_damaged_does_not_take_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    flip(sets_in(tmp_path)[0].part(0))
+    with pytest.warns(CheckpointWarning):
+        checkpoints.load()
+    checkpoints.save(3, state_of(3))
+    assert steps_in(tmp_path) == [3, 1]
+
+
 def test_nothing_whole_is_none_and_is_said(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1)
     sets_in(tmp_path)[0].part(0).unlink()

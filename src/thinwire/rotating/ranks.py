@@ -37,7 +37,10 @@ class Together:
         return [[int(number) for number in row] for row in rows]
 
 
-def joined(group: Any = None) -> Alone | Together:
+Ranks = Alone | Together
+
+
+def joined(group: Any = None) -> Ranks:
     """The ranks of a process group, the default one if there is any."""
     try:
         return Together(Group(group))
@@ -47,7 +50,7 @@ def joined(group: Any = None) -> Alone | Together:
         return Alone()
 
 
-def check_alone(ranks: Alone | Together) -> None:
+def check_alone(ranks: Ranks) -> None:
     """A launcher's rank that has not joined its group would write as if it were the only one, and so would the rest."""
     launched = os.environ.get("WORLD_SIZE", "1")
     if isinstance(ranks, Alone) and launched.isdigit() and int(launched) > 1:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
 from thinwire.rotating.durable import Seal, sync_folder
 from thinwire.rotating.part_set import Damage, Damaged, PartSet, sets_in
-from thinwire.rotating.ranks import Alone, Together, check_alone, joined
+from thinwire.rotating.ranks import Alone, Ranks, check_alone, joined
 
 SEEN_WITHIN = 30.0
 """Seconds that a network file system gets to show one host what another has written."""
@@ -59,7 +59,7 @@ class Rotating:
         """What the last load passed over, newest first."""
         self._group = group
         # held until the next call: see exchange.Group.next_round
-        self._ranks: Alone | Together = Alone()
+        self._ranks: Ranks = Alone()
 
     def save(self, step: int, state: Any) -> None:
         """Save every rank's part of one step; when it returns, the set is on the disk, whole.
@@ -85,7 +85,7 @@ class Rotating:
     def load(self, map_location: Any = "cpu") -> tuple[int, Any] | None:
         """Step and this rank's state from the newest whole set, the same set on every rank; None if there is none."""
 
-        def own(place: PartSet, ranks: Alone | Together) -> Any:
+        def own(place: PartSet, ranks: Ranks) -> Any:
             seals = place.seals()
             if len(seals) != ranks.size:
                 raise _OtherSize(len(seals))
@@ -96,7 +96,7 @@ class Rotating:
     def parts(self, map_location: Any = "cpu") -> tuple[int, list[Any]] | None:
         """Step and the states of all ranks that saved it, in rank order: for `merge_states` and another world size."""
 
-        def every(place: PartSet, ranks: Alone | Together) -> list[Any]:
+        def every(place: PartSet, ranks: Ranks) -> list[Any]:
             return [place.read(rank, seal, map_location) for rank, seal in enumerate(place.seals())]
 
         return self._newest(every)
@@ -104,7 +104,7 @@ class Rotating:
     def latest(self) -> int | None:
         """The step of the newest whole set: its parts are read and checked, the work shared among the ranks."""
 
-        def checked(place: PartSet, ranks: Alone | Together) -> None:
+        def checked(place: PartSet, ranks: Ranks) -> None:
             for rank, seal in list(enumerate(place.seals()))[ranks.rank :: ranks.size]:
                 place.check(rank, seal)
 
@@ -113,11 +113,11 @@ class Rotating:
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def _join(self) -> Alone | Together:
+    def _join(self) -> Ranks:
         self._ranks = joined(self._group)
         return self._ranks
 
-    def _open(self, ranks: Alone | Together, step: int) -> PartSet:
+    def _open(self, ranks: Ranks, step: int) -> PartSet:
         """A new set's place: rank 0 makes the folder and tells its serial number; all mean the same step."""
 
         def make() -> tuple[int, int]:
@@ -143,7 +143,7 @@ class Rotating:
         PartSet(newest + 1, step, self.folder).create()
         return newest + 1
 
-    def _write(self, ranks: Alone | Together, place: PartSet, state: Any) -> list[Seal]:
+    def _write(self, ranks: Ranks, place: PartSet, state: Any) -> list[Seal]:
         def write() -> tuple[int, int]:
             if not _await(place.path.is_dir):
                 raise StateError(f"rank {ranks.rank} does not see {place.path}, which rank 0 has made. {_SHARE}")
@@ -152,7 +152,7 @@ class Rotating:
 
         return [Seal(*row) for row in _attempt(ranks, write, lambda rank: f"write {place.part(rank)}", _NOT_SAVED)]
 
-    def _seal(self, ranks: Alone | Together, place: PartSet, seals: Sequence[Seal]) -> None:
+    def _seal(self, ranks: Ranks, place: PartSet, seals: Sequence[Seal]) -> None:
         def seal() -> tuple[int, int]:
             if ranks.rank == 0:
                 _see(place, seals)
@@ -163,10 +163,10 @@ class Rotating:
 
     def _prune(self, newest: PartSet) -> None:
         """Delete what is older than the set just written, but for the `keep` newest whole ones."""
-        kept = 0
+        kept, damaged = 0, {path for path, _ in self.skipped}  # a changed part shows only when it is read
         for place in sets_in(self.folder):
             try:
-                if place.is_whole() and kept < self.keep:
+                if place.is_whole() and place.path not in damaged and kept < self.keep:
                     kept += 1
                 elif place < newest:
                     place.remove()
@@ -175,7 +175,7 @@ class Rotating:
 
     # --------------------------------------------------------------------------------------------------------- loading
 
-    def _newest(self, read: Callable[[PartSet, Alone | Together], _Result]) -> tuple[int, _Result] | None:
+    def _newest(self, read: Callable[[PartSet, Ranks], _Result]) -> tuple[int, _Result] | None:
         """What `read` gives on this rank for the newest set that it can be done for on every rank."""
         ranks, self.skipped = self._join(), ()
         skipped: list[Skipped] = []
@@ -188,7 +188,7 @@ class Rotating:
         self._report(ranks, skipped, "there is no other")
         return None
 
-    def _report(self, ranks: Alone | Together, skipped: Sequence[Skipped], taken: str) -> None:
+    def _report(self, ranks: Ranks, skipped: Sequence[Skipped], taken: str) -> None:
         """Say what was passed over: to the caller in `skipped`, to the reader of the log once, from rank 0."""
         self.skipped = tuple(skipped)
         if ranks.rank == 0:
@@ -205,7 +205,7 @@ class _OtherSize(Exception):
 
 
 def _attempt(
-    ranks: Alone | Together, action: Callable[[], tuple[int, int]], what: Callable[[int], str], outcome: str
+    ranks: Ranks, action: Callable[[], tuple[int, int]], what: Callable[[int], str], outcome: str
 ) -> list[tuple[int, int]]:
     """Two numbers from every rank's action or, if one rank's fails in whatever way, an error on all ranks."""
     numbers, failure = (0, 0), None
@@ -255,7 +255,7 @@ def _see(place: PartSet, seals: Sequence[Seal]) -> None:
             )
 
 
-def _told(ranks: Alone | Together, folder: Path) -> Iterator[PartSet]:
+def _told(ranks: Ranks, folder: Path) -> Iterator[PartSet]:
     """The sets that rank 0 sees, newest first; every rank takes them one by one, in step with the others."""
     sets: list[PartSet] | None = None if ranks.rank == 0 else []
 
@@ -273,7 +273,7 @@ def _told(ranks: Alone | Together, folder: Path) -> Iterator[PartSet]:
 
 
 def _read_together(
-    ranks: Alone | Together, place: PartSet, read: Callable[[PartSet, Alone | Together], _Result]
+    ranks: Ranks, place: PartSet, read: Callable[[PartSet, Ranks], _Result]
 ) -> tuple[list[_Result], str | None]:
     """This rank's result, if every rank has one; otherwise why not."""
     results: list[_Result] = []
