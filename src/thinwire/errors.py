@@ -38,6 +38,14 @@ class StateError(ThinwireError, ValueError):
     """A saved state does not fit; nothing was changed."""
 
 
+class CheckpointError(ThinwireError, OSError):
+    """A checkpoint could not be written, or not be read, on some rank: so on none; older ones are as they were."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged or unfinished checkpoint was passed over, or an old one could not be deleted."""
+
+
 class WireError(ThinwireError, ValueError):
     """A message is damaged, truncated, or was made for another method or layout."""
 

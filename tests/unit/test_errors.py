@@ -38,5 +38,5 @@ def test_every_error_is_a_thinwire_error_and_a_builtin_one() -> None:
     assert len(kinds) >= 9
     for kind in kinds:
         assert issubclass(kind, ThinwireError)
-        assert kind is ThinwireError or issubclass(kind, ValueError | RuntimeError | ArithmeticError)
+        assert kind is ThinwireError or issubclass(kind, ValueError | RuntimeError | ArithmeticError | OSError)
     assert issubclass(SpecError, ConfigError)
