@@ -90,6 +90,17 @@ def test_everything_is_freed(rule: str, options: dict[str, bool], alone: None) -
     assert_freed(left)
 
 
+@pytest.mark.parametrize("options", DDP_OPTIONS, ids=str)
+@pytest.mark.parametrize("rule", RULES[:1] + RULES[-1:])
+def test_one_ddp_after_another_leaves_no_hooks_on_the_model(rule: str, options: dict[str, bool], alone: None) -> None:
+    model = network(options)
+    for _ in range(2):
+        ddp, handle = attached(model, rule, **options)
+        del ddp, handle
+        gc.collect()
+        assert hooks_on(model) == 0
+
+
 def test_a_ddp_model_outlives_the_names_it_was_given(alone: None) -> None:
     model = network({})
     ddp, _ = attached(model, "vgc(alpha=1.0)")

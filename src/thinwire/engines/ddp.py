@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,7 +53,11 @@ class Handle:
         self._arrivals: list[_Arrival] = []
         self._unfinished = False
         self._static = bool(getattr(ddp, "static_graph", False))
-        self._used = _watch_use(ddp) if self._static or ddp.find_unused_parameters else None
+        self._used: set[str] | None = None
+        if self._static or ddp.find_unused_parameters:
+            self._used, hooks = _watch_use(ddp)
+            # The hooks go with the handle, or they would pile up on a model that is attached once after another.
+            weakref.finalize(self, _take_off, hooks).atexit = False
 
     @property
     def watches_use(self) -> bool:
@@ -209,13 +214,23 @@ class _Arrival:
         self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
 
 
-def _watch_use(ddp: DistributedDataParallel) -> set[str]:
-    """A set that names every parameter as soon as it gets a gradient. (No handle in it: DDP would never be freed.)"""
+def _watch_use(ddp: DistributedDataParallel) -> tuple[set[str], list[Any]]:
+    """A set that names every parameter as soon as it gets a gradient, and the hooks that do it.
+
+    (No handle in them: DDP would never be freed.)
+    """
     used: set[str] = set()
+    hooks = []
     for name, parameter in _trained(ddp).items():
         hook = parameter.register_post_accumulate_grad_hook
-        hook(lambda _, name=name: used.add(name))  # type: ignore[no-untyped-call]
-    return used
+        hooks.append(hook(lambda _, name=name: used.add(name)))  # type: ignore[no-untyped-call]
+    return used, hooks
+
+
+def _take_off(hooks: Sequence[Any]) -> None:
+    """Remove hooks from their parameters, if these are still there."""
+    for hook in hooks:
+        hook.remove()
 
 
 def _at_end_of_backward(callback: Callable[[], None]) -> None:
