@@ -87,7 +87,7 @@ class Handle:
         if bucket.index() == 0:
             self._settle()
             self._group.next_round()
-        flat = bucket.buffer()
+        flat = bucket.buffer().detach()  # under create_graph it has a history
         layout = self._layout(bucket)
         scale = float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
         sent = self.channel.send(
