@@ -9,13 +9,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
-# deadline=None: the first example pays for imports and warm-up, and a busy machine is not a failure.
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+# The first example pays for imports and compiling, and a busy machine is not a failure: no example has a deadline, and
+# nobody complains that examples are slow to draw.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

@@ -18,7 +18,7 @@ SOURCE = ROOT / "src"
 def lint_imports(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     program = [sys.executable, "-c", command, "--no-cache", *arguments]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True)
 
 
 def test_the_import_contracts_of_pyproject_are_kept() -> None:
@@ -172,7 +172,7 @@ print(*Watch.asked)
 def heavy_imports(statements: str) -> set[str]:
     """Which of the heavy packages a fresh interpreter tries to import while it runs the statements."""
     program = WATCH.format(statements=statements)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return HEAVY & set(result.stdout.split())
 

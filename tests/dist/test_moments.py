@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the types themselves.
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +135,12 @@ CASES: list[tuple[dict[str, Any], int, bool]] = [  # options, the step with the 
 ]
 
 
-def penalised(rank: int, size: int) -> list[tuple[str, float, bool]]:
-    """Rank 1 alone has a penalty on one weight in its loss. What each rank hears, how soon, and whether it goes on."""
+def penalised(rank: int, size: int) -> list[tuple[str, bool]]:
+    """Rank 1 alone has a penalty on one weight in its loss. What each rank hears, and whether it goes on."""
     return [_penalised(rank, *case) for case in CASES]
 
 
-def _penalised(rank: int, options: dict[str, Any], bad: int, accumulate: bool) -> tuple[str, float, bool]:
+def _penalised(rank: int, options: dict[str, Any], bad: int, accumulate: bool) -> tuple[str, bool]:
     ddp = DistributedDataParallel(model(), bucket_cap_mb=0.002, **options)
     attach(ddp, VGC(1.0), moments=watch(ddp, checks=STEPS))
     weight: Any = ddp.module.get_parameter("body.weight")
@@ -153,28 +152,26 @@ def _penalised(rank: int, options: dict[str, Any], bad: int, accumulate: bool) -
             strength = 0.0  # the error is one of the first pass, which no bucket asks for
         (loss(ddp(batch(step))) + strength * weight.square().sum()).backward()
 
-    said, seconds = "", 0.0
+    said = ""
     for step in range(bad + 2):
         ddp.zero_grad()
         if step == bad:
-            start = time.monotonic()
             with pytest.raises(MomentError if rank == 1 else NonFiniteGradient) as caught:
                 passes(step, 0.01 if rank == 1 else 0.0)
-            said, seconds = str(caught.value), time.monotonic() - start
+            said = str(caught.value)
         else:
             passes(step, 0.0)
-    return said, seconds, all(bool(p.grad.isfinite().all()) for p in ddp.parameters() if p.grad is not None)
+    return said, all(bool(p.grad.isfinite().all()) for p in ddp.parameters() if p.grad is not None)
 
 
 @pytest.mark.dist
-def test_an_error_inside_one_ranks_backward_pass_reaches_all_at_once(tmp_path: Path) -> None:
-    """Within seconds, where gloo's own limit is minutes; the next step goes on."""
+def test_an_error_inside_one_ranks_backward_pass_reaches_all(tmp_path: Path) -> None:
+    """Nobody is left waiting (that would be a hang: gloo's own limit is minutes); the next step goes on."""
     others, own = run_world(2, penalised, folder=tmp_path)
-    for (heard, waited, on), (said, _, on_too) in zip(others, own, strict=True):
+    for (heard, on), (said, on_too) in zip(others, own, strict=True):
         assert "rank 1 computed" in heard
         assert "'body.weight'" in heard
         assert said.startswith("rank 1: parameter 'body.weight'")
         assert "leave weight decay to the optimizer" in said
-        assert waited < 10
         assert on
         assert on_too

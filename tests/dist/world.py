@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LIMIT = 100.0
+LIMIT = 500.0
+"""Seconds after which ranks hang: below pytest's own limit, which would not say which; far below gloo's, 30 minutes."""
 
 
 def run_world(size: int, job: Callable[..., Any], *arguments: Any, folder: Path, limit: float = LIMIT) -> list[Any]:
@@ -37,12 +38,14 @@ def run_world(size: int, job: Callable[..., Any], *arguments: Any, folder: Path,
 
 def _join(children: list[Any], limit: float) -> None:
     deadline = time.monotonic() + limit
-    for child in children:
-        child.join(max(0.0, deadline - time.monotonic()))
-    late = [rank for rank, child in enumerate(children) if child.is_alive()]
-    for child in children:
-        child.kill()
-        child.join()
+    try:
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
+        late = [rank for rank, child in enumerate(children) if child.is_alive()]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
     assert not late, f"ranks {late} did not end within {limit} s"
 
 

@@ -213,7 +213,6 @@ def test_traffic_of_a_ring() -> None:
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_real_processes_and_the_simulation_give_equal_losses_and_bytes(tmp_path: Path) -> None:
     methods = ["dense", "fp16", RULE, "ef21sgdm(topk(0.01))", "memsgd(randk(0.05, shared=True))"]
     heard: list[Mapping[str, Any]] = []
@@ -230,7 +229,6 @@ def course(run: RunRecord) -> list[tuple[int, float | None, int]]:
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_failing_worker_gives_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers, not this process, find that scikit-learn is missing."""
     (tmp_path / "sklearn").mkdir()

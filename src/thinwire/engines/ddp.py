@@ -70,6 +70,7 @@ class Handle:
         self._used: set[str] | None = set() if watches else None
         hooks = [] if self._used is None else _watch_use(self._parameters, self._used)
         self._unwatch = weakref.finalize(self, _remove, hooks)
+        self._unwatch.atexit = False
 
     @property
     def watches_use(self) -> bool:

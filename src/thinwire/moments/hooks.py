@@ -46,12 +46,7 @@ class Hooks:
         self._failure: MomentError | None = None
         self.check_every_call = False
         """Compare the leading dimension of every call with the batch, not only of those that get gradients."""
-        self._handles = self._install({id(p.module): p.layer for entry in plan for p in entry.places if p.layer})
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self.handles = self._install({id(p.module): p.layer for entry in plan for p in entry.places if p.layer})
 
     @contextmanager
     def any_batch(self) -> Iterator[None]:
@@ -62,9 +57,9 @@ class Hooks:
         finally:
             self._batch = stated
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hooks:
-        """Copies of the model carry its hooks: they lead here, where the copies' modules are not known."""
-        return self
+    def __reduce__(self) -> tuple[Callable[[], Hooks], tuple[()]]:
+        """Copies of the model (`deepcopy`, a file) carry its hooks, but are not watched and do not keep it alive."""
+        return _of_no_model, ()
 
     def _install(self, layers: Mapping[int, Layer]) -> list[Any]:
         model: Any = self._model
@@ -177,6 +172,18 @@ class Hooks:
             )
 
 
+def _of_no_model() -> Hooks:
+    """Hooks that do nothing."""
+    return Hooks(nn.Identity(), Plan(()), {}, None)
+
+
+def take_off(handles: list[Any]) -> None:
+    """Remove hooks from what they were put on, if that is still there."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
 def _served(plan: Plan, slots: Mapping[str, Slot]) -> dict[int, Served]:
     """The exact parameters of each module, by the module's id."""
     served: dict[int, Served] = {}
@@ -188,16 +195,23 @@ def _served(plan: Plan, slots: Mapping[str, Slot]) -> dict[int, Served]:
     return served
 
 
+class _OutsideGraphs:
+    """A hook as torch.compile leaves it alone, breaking the graph there; in a copy, the copy of the hook."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+        self._disabled: Any = torch.compiler.disable(lambda *arguments: hook(*arguments))  # type: ignore[no-untyped-call]
+
+    def __call__(self, *arguments: Any) -> None:
+        self._disabled(*arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _outside_graphs, (self._hook,)
+
+
 def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook as torch.compile leaves it alone, breaking the graph there. (Its machinery takes seconds to import.)"""
-    if "torch._dynamo" not in sys.modules:
-        return hook
-
-    def plain_hook(*arguments: Any) -> None:
-        hook(*arguments)
-
-    disabled: Callable[..., None] = torch.compiler.disable(plain_hook)  # type: ignore[no-untyped-call]
-    return disabled
+    """The hook outside the graphs of torch.compile, if that is there. (Its machinery takes seconds to import.)"""
+    return _OutsideGraphs(hook) if "torch._dynamo" in sys.modules else hook
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Literal
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError, MomentError
 from thinwire.feedback import Need, Rule, as_rule, rule_of
-from thinwire.moments.hooks import Hooks
+from thinwire.moments.hooks import Hooks, take_off
 from thinwire.moments.microbatch import backward_in_parts
 from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, check_initialised, plain, plan
 from thinwire.moments.slots import ExactSlot, MicroBatchSlot, Slot
@@ -33,13 +34,17 @@ class Moments:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, reduction: Reduction, checks: int, batch: int | None) -> None:
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        # Weak, for DDP's reducer holds the handle, the handle these moments, and no garbage collector sees through C++.
+        self._ddp = weakref.ref(model) if isinstance(model, DistributedDataParallel) else None
         self._model = _module(model)
         self._plan, self._reduction, self._batch = plan, reduction, batch
         self._probes = checks > 0
         parameters = {plain(name): parameter for name, parameter in self._model.named_parameters()}
         self._slots = {entry.name: _slot(entry, parameters[entry.name], checks) for entry in plan}
         self._hooks = Hooks(self._model, plan, self._slots, batch)
+        # Hooks that nobody can read go too, or they would pile up on a model that is watched for one DDP after another.
+        self._removal = weakref.finalize(self, take_off, self._hooks.handles)
+        self._removal.atexit = False
 
     def plan(self) -> Plan:
         """For each parameter: where its moment comes from, at what cost, and why."""
@@ -103,7 +108,8 @@ class Moments:
             raise MomentError("no parameter is served by micro-batches: call loss.backward() as usual")
         self._check_batch(batch)
         self._probe_once(loss_of, batch)
-        quiet = self._ddp.no_sync if self._ddp is not None else nullcontext
+        ddp = self._ddp() if self._ddp is not None else None
+        quiet = ddp.no_sync if ddp is not None else nullcontext
         with self._hooks.any_batch():
             return backward_in_parts(loss_of, batch, parts, mean=self._reduction == "mean", quiet=quiet)
 
@@ -140,7 +146,7 @@ class Moments:
 
     def remove(self) -> None:
         """Take all hooks off the model. What was computed can still be read."""
-        self._hooks.remove()
+        self._removal()
 
     def __enter__(self) -> Moments:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -18,6 +19,10 @@ GRAIN = 64
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="thinwire")
+
+
+# A forked child has the parent's pool but none of its threads: whatever it gave to that pool would wait for ever.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def alone(numel: int) -> bool:
