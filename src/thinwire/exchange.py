@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
@@ -81,14 +82,19 @@ class Pending:
 class Group:
     """The ranks of a torch process group. Nothing that travels is pickled: texts are JSON, all else is numbers."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.moment = "before the first step"
         """What is going on, for the errors of collectives."""
-        self._device = torch.device(device)
         self._in_use: list[object] = []
         self._done: list[object] = []
+
+    @cached_property
+    def _device(self) -> torch.device:
+        """Where the tensors of small collectives may lie: on the CPU, or under NCCL alone on this rank's GPU."""
+        kinds = {device.type for device in cast(Any, self.group)._device_types}
+        return torch.device("cpu" if "cpu" in kinds else sorted(kinds)[0])
 
     def next_round(self, moment: str) -> None:
         """Let go of what the collectives before the last round used.

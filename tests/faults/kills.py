@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.checkpoint import Rotating
+from thinwire.checkpoint.durable import Sink
 from thinwire.errors import CheckpointWarning
-from thinwire.rotating import Rotating
-from thinwire.rotating.durable import Sink
 
 RANKS = 2
 LIMIT = 100.0

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from tests.dist.world import run_world
 
 import thinwire
+from thinwire.checkpoint import Rotating, rotating
+from thinwire.checkpoint.durable import Seal, Sink
+from thinwire.checkpoint.part_set import PartSet, sets_in
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
-from thinwire.rotating import Rotating, rotating
-from thinwire.rotating.durable import Seal, Sink
-from thinwire.rotating.part_set import PartSet, sets_in
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def test_a_part_that_may_not_be_read_is_an_error_not_a_reason_to_go_back(
     def refuse(path: Path) -> Seal:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("thinwire.rotating.part_set.seal_of", refuse)
+    monkeypatch.setattr("thinwire.checkpoint.part_set.seal_of", refuse)
     with pytest.raises(CheckpointError, match=r"Permission denied.*Nothing was loaded"):
         checkpoints.load()
 

@@ -21,12 +21,12 @@ from thinwire.engines.agreement import agreement, load_together_
 from thinwire.engines.common import Common
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.memory_order import MemoryOrder
-from thinwire.engines.needs import check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.needs import check_need, check_one_backward, warn_of_decay, warn_of_optimizer
 from thinwire.engines.plug import Plug, plug_in, plug_of
 from thinwire.engines.second_moments import SecondMoments
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.engines.verdict import Verdict
-from thinwire.errors import AttachError, MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError
+from thinwire.errors import AttachError, MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
 from thinwire.exchange import Group, Pending
 from thinwire.feedback import Need, Rule
 from thinwire.layout import Layout
@@ -66,6 +66,7 @@ class Handle:
         self._arrivals: list[_Arrival] = []
         self._threads: set[int] = set()
         self._plug: Plug | None = None
+        self._warned = False
         watches = bool(getattr(ddp, "static_graph", False)) or ddp.find_unused_parameters
         self._used: set[str] | None = set() if watches else None
         hooks = [] if self._used is None else _watch_use(self._parameters, self._used)
@@ -158,6 +159,7 @@ class Handle:
         self._group.next_round(f"step {self.channel.step}")
         self._common.look()
         self.ledger.see(self._common.rates)
+        self._warned = self._warned or warn_of_decay(self.channel, self._step_sizes, self.ledger.rate_fall)
 
     def _send(self, bucket: GradBucket) -> "_Arrival":
         flat = bucket.buffer().detach()  # with create_graph=True it is part of a graph
@@ -237,14 +239,21 @@ class Handle:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
         for arrival in self._arrivals:
             messages = arrival.pending.wait(arrival.what)
-            try:
-                self.channel.receive(arrival.sent, messages, arrival.gradient)
-            except ThinwireError as error:
-                self._errors.append(error)
+            self._attempt(lambda: self.channel.receive(arrival.sent, messages, arrival.gradient))  # noqa: B023
+        self._attempt(self.channel.judge)
+
+    def _attempt(self, reading: Callable[[], object]) -> None:
+        """Do what may fail on this rank alone; the others wait for the verdict, and must hear of it."""
         try:
-            self.channel.judge()
+            reading()
         except ThinwireError as error:
             self._errors.append(error)
+        except Exception as error:
+            problem = WireError(
+                f"rank {self._group.rank} could not read what it was sent: {type(error).__name__}: {error}"
+            )
+            problem.__cause__ = error
+            self._errors.append(problem)
 
     def _verdict(self, active: bool) -> Verdict:
         """Whether all ranks can take the step, and how many of them had data."""
@@ -343,8 +352,7 @@ def attach(
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances.
     """
     module = _unwrapped(ddp)
-    device = next(iter(_trained(module).values())).device
-    group = Group(module.process_group, device)
+    group = Group(module.process_group)
     group.assemble("attach", PATIENCE)
     with agreement(group) as mine:
         _check_module(module)

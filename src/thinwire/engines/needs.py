@@ -10,6 +10,8 @@ from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, OptimizerWarning
 from thinwire.feedback import Need
 
+FAR = 100.0
+"""A fall of the learning rate from which on momentum and a memory in units of updates are warned of."""
 BEYOND_ONE_BACKWARD = {
     Need.PREVIOUS: "a step here has one backward pass, at the present point. Simulate it (thinwire.simulate), or use "
     "ef21sgdm, which has no noise floor either",
@@ -58,3 +60,18 @@ def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None) -> None:
             OptimizerWarning,
             stacklevel=4,
         )
+
+
+def warn_of_decay(channel: Channel, step_sizes: StepSizes | None, fall: float) -> bool:
+    """Say once that the learning rate has fallen so far that momentum keeps what a memory gives up; whether it did."""
+    far = fall > FAR and step_sizes is not None and step_sizes.has_momentum and Need.STEP_SIZE in channel.needs
+    if far:
+        warnings.warn(
+            f"the learning rate has fallen to 1/{fall:.0f} of its peak. {channel.rule} hands over what it remembers in "
+            f"units of the present rate, up to {fall:.0f} times as large as it was, and an optimizer with momentum (or "
+            "an adaptive one) keeps it for later steps. Call handle.flush() before the rate falls further, end the "
+            "schedule at a hundredth of its peak, or use SGD without momentum, or ef21sgdm",
+            OptimizerWarning,
+            stacklevel=2,
+        )
+    return far

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-
 from thinwire.errors import ConfigError
 from thinwire.exchange import Group
 
@@ -27,14 +25,11 @@ class Together:
     def __init__(self, group: Group) -> None:
         if group.rank < 0:
             raise ConfigError("this process is not a member of the group: only members save and load")
-        self.rank, self.size = group.rank, group.size
-        self._group, self._device = group, _device(group.group)
+        self.rank, self.size, self._group = group.rank, group.size, group
 
     def tell(self, *numbers: int) -> list[list[int]]:
         """Every rank's row, in rank order; waits for all."""
-        row = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        rows = self._group.gather(row, fixed=True)[0].wait()
-        return [[int(number) for number in row] for row in rows]
+        return self._group.everyone(numbers, "a checkpoint")
 
 
 Ranks = Alone | Together
@@ -58,9 +53,3 @@ def check_alone(ranks: Ranks) -> None:
             f"WORLD_SIZE is {launched}, but this process has joined no process group: call "
             "torch.distributed.init_process_group before saving (or unset WORLD_SIZE if there is only this process)"
         )
-
-
-def _device(group: Any) -> torch.device:
-    """Where a collective's tensors may lie: on the CPU, or under NCCL alone on this rank's GPU."""
-    kinds = {device.type for device in group._device_types}
-    return torch.device("cpu" if "cpu" in kinds else sorted(kinds)[0])

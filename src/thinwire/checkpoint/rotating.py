@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from thinwire.checkpoint.durable import Seal, sync_folder
+from thinwire.checkpoint.part_set import Damage, Damaged, PartSet, sets_in
+from thinwire.checkpoint.ranks import Alone, Ranks, check_alone, joined
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
-from thinwire.rotating.durable import Seal, sync_folder
-from thinwire.rotating.part_set import Damage, Damaged, PartSet, sets_in
-from thinwire.rotating.ranks import Alone, Ranks, check_alone, joined
 
 SEEN_WITHIN = 30.0
 """Seconds that a network file system gets to show one host what another has written."""

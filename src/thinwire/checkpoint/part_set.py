@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from thinwire.checkpoint.durable import Seal, Sink, seal_of, sync_folder, write_durably
 from thinwire.errors import StateError
-from thinwire.rotating.durable import Seal, Sink, seal_of, sync_folder, write_durably
 
 FORMAT = 1
 _NAME = re.compile(r"(\d{8,})-step-(\d+)")
