@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.distributed import DistributedRun
 from thinwire.experiments.job import Job
+from thinwire.experiments.lifeline import end_with_launcher
 from thinwire.experiments.loop import Loop
 from thinwire.experiments.recorder import Recorder
 from thinwire.problems import Task, load_task
@@ -52,6 +53,7 @@ def _warm_up(config: RunConfig, task: Task) -> None:
 def main() -> int:
     """Work; a failure is left in the job's folder for the parent, which shows it to the user."""
     job = Job.read(Path(sys.argv[1]))
+    end_with_launcher(job.folder)
     try:
         work(job)
     except Exception as error:
