@@ -68,13 +68,22 @@ class Recorder:
         """Figures on held-out data after `step` steps."""
         self._write("eval", step=step, values=values, sent_bytes=sent_bytes, seconds=round(seconds, 6))
 
-    def end(self, status: str, steps: int, seconds: float, traffic: Totals, values: Mapping[str, float]) -> None:
-        """The last line of a run: its totals and final figures."""
+    def end(
+        self,
+        status: str,
+        steps: int,
+        seconds: float,
+        warm_up_seconds: float,
+        traffic: Totals,
+        values: Mapping[str, float],
+    ) -> None:
+        """The last line of a run: its totals and final figures; `seconds` does not hold those of the warm-up."""
         self._write(
             "end",
             status=status,
             steps=steps,
             seconds=round(seconds, 6),
+            warm_up_seconds=round(warm_up_seconds, 6),
             sent_bytes=traffic.sent,
             dense_fp32_bytes=traffic.dense_fp32,
             dense_fp16_bytes=traffic.dense_fp16,

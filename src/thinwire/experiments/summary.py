@@ -64,6 +64,12 @@ class Row:
         return self._total("seconds")
 
     @property
+    def warm_up(self) -> float | None:
+        """Seconds that went into compiling and warming up before any of the runs; None in a record that has none."""
+        known = [run.end["warm_up_seconds"] for run in self.runs if "warm_up_seconds" in run.end]
+        return sum(known) if known else None
+
+    @property
     def sent_bytes(self) -> Spread | None:
         return self._total("sent_bytes")
 

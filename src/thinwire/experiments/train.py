@@ -21,6 +21,7 @@ from thinwire.experiments.records import RunRecord, read_records
 from thinwire.experiments.resume import finished_runs
 from thinwire.experiments.simulated import SimulatedRun
 from thinwire.experiments.tail import Tail
+from thinwire.experiments.warm_up import WarmUp
 from thinwire.problems import load_task
 
 SHARED = ("task", "data", "engine", "workers", "device")
@@ -83,11 +84,12 @@ def _check_record(record: Path, *, exists: bool) -> None:
 
 def _simulate(configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None) -> None:
     task = load_task(configs[0].task, configs[0].data)
-    recorder = Recorder(record, origin, listener)
+    recorder, warm_up = Recorder(record, origin, listener), WarmUp(SimulatedRun, task)
     try:
         with one_thread(), fast_products(configs[0].device):
             for config in configs:
-                Loop(SimulatedRun(config, task), recorder).go()
+                seconds = warm_up(config)
+                Loop(SimulatedRun(config, task), recorder, seconds).go()
     finally:
         recorder.close()
 
