@@ -269,16 +269,6 @@ def test_a_missing_or_empty_record_is_told(tmp_path: Path) -> None:
         read_records([tmp_path / "binary.jsonl"])
 
 
-def test_a_truncated_record_is_told_with_its_line(record: Path, tmp_path: Path) -> None:
-    text = record.read_text()
-    all_lines = text.splitlines(keepends=True)
-    assert "line 5: truncated: the run that begins at line 1" in refused(tmp_path, "".join(all_lines[:5]))
-    assert "line 6: truncated: not a JSON object" in refused(tmp_path, "".join(all_lines[:5]) + all_lines[5][:20])
-    end = next(place for place, line in enumerate(all_lines) if '"end"' in line)
-    without_end = "".join(all_lines[:end] + all_lines[end + 1 :])
-    assert f"line {end + 1}: a new run begins, but the one of line 1 has no end" in refused(tmp_path, without_end)
-
-
 @pytest.mark.parametrize(
     ("place", "change", "problem"),
     [

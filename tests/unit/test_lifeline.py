@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from thinwire.errors import RecordWarning
+from thinwire.experiments import lifeline as lifeline_module
+from thinwire.experiments import read_records
 from thinwire.experiments.lifeline import ORPHANED, lifeline
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -66,14 +69,18 @@ def test_killing_the_launcher_ends_its_workers(tmp_path: Path) -> None:
         launcher.wait()
         for worker in filter(alive, workers):
             os.kill(worker, signal.SIGKILL)
+    with pytest.warns(RecordWarning, match="has no end line: it was cut off at step"):
+        assert read_records([record])[0].cut_off
 
 
-WORKER = "import sys, time; from pathlib import Path; from thinwire.experiments.lifeline import end_with_launcher; "
-WORKER += "end_with_launcher(Path(sys.argv[1])); print('on', flush=True); time.sleep(100)"
+WORKER = "import runpy, sys, time; from pathlib import Path; end = runpy.run_path(sys.argv[1])['end_with_launcher']; "
+WORKER += "end(Path(sys.argv[2])); print('on', flush=True); time.sleep(100)"
 
 
 def start_worker(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, lifeline_module.__file__, str(folder)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_a_worker_ends_when_the_pipe_is_closed_and_not_before(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ NEAR = 0.01
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count."""
-    whole = list(rows)
+    whole = [row for row in rows if not row.cut_off]
     dense = next((row for row in whole if row.config.method == "dense"), None)
     ours = [row for row in whole if row.config.method not in PEERS]
     found = [_warm_up(whole)]
