@@ -55,7 +55,9 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 def test_killing_the_launcher_ends_its_workers(tmp_path: Path) -> None:
     record = tmp_path / "r.jsonl"
     words = ["train", "digits", "-m", "dense", "--workers", "2", "--steps", "1000000", "--out", str(record)]
-    launcher = subprocess.Popen([sys.executable, "-m", "thinwire.cli.main", *words], stdout=subprocess.DEVNULL)
+    program = [sys.executable, "-m", "thinwire.cli.main", *words]
+    there = {**os.environ, "TMPDIR": str(tmp_path)}  # where a killed launcher leaves its workers' folder
+    launcher = subprocess.Popen(program, stdout=subprocess.DEVNULL, env=there)
     workers: set[int] = set()
     try:
         assert wait_for(lambda: record.exists() and record.stat().st_size > 0, 80), "training did not begin"

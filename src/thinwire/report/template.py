@@ -33,7 +33,7 @@ def fill(template: str, sections: Any, data: Any) -> str:
 
 def write_text(page: str, path: Path) -> None:
     """Write a page, whole or not at all; a path that cannot be written is a `ConfigError`."""
-    write_whole(page, path, "page", "--page")
+    write_whole(page, path, "page", "it")
 
 
 def _read(name: str) -> str:
