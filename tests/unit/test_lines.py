@@ -215,6 +215,7 @@ def test_a_missing_line_break_is_added_and_nothing_foreign_is_cut(tmp_path: Path
 
 @pytest.mark.dist
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_real_workers_on_a_full_disk_tell_it_with_the_path(tmp_path: Path) -> None:
     """The limit holds for all that the processes write: output, jobs and failures are small enough for it."""
     program = [sys.executable, "-m", "thinwire.cli.main", "train", "digits", "-m", "dense", "--workers", "1"]
@@ -223,7 +224,7 @@ def test_real_workers_on_a_full_disk_tell_it_with_the_path(tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)),
     )
