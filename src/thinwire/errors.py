@@ -66,6 +66,10 @@ class MomentError(ThinwireError, RuntimeError):
     """Second moments of per-sample gradients cannot be computed as planned; nothing is approximated in silence."""
 
 
+class RecordWarning(UserWarning):
+    """A record was cut off while it was written; all that is whole in it was read."""
+
+
 class StepSizeWarning(UserWarning):
     """A step size beyond what a theorem admits; it may work, and often does, but nothing guarantees it."""
 

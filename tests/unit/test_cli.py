@@ -18,7 +18,7 @@ from thinwire.errors import SpecError
 from thinwire.experiments import read_records
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]
-TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--debug"}
+TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--force", "--debug"}
 SETTINGS = {"--batch", "--lr", "--optimizer", "--schedule", "--data", "--evaluations"}
 
 # Changing what stands here changes what people type: say so in the changelog.
@@ -38,24 +38,34 @@ COMMANDS = {
         "--data",
         "--json",
     },
-    "bench simulate": {"--dataset", "--data", "--workers", "--rounds", "--growth", "--threads", "--json", "--page"},
+    "bench simulate": {
+        "--dataset",
+        "--data",
+        "--workers",
+        "--rounds",
+        "--growth",
+        "--threads",
+        "--json",
+        "--page",
+        "--force",
+    },
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
     "train": TRAINING | SETTINGS | {"--method", "--seed"},
     "compare": TRAINING | SETTINGS | {"--seeds"},
-    "report": {"--out", "--debug"},
+    "report": {"--out", "--force", "--debug"},
     "reproduce": set(),
     "reproduce vgc": {
         *("--optimizer", "--methods", "--epochs", "--seeds", "--data", "--device", "--small"),
-        *("--json", "--resume", "--out", "--page", "--debug"),
+        *("--json", "--resume", "--out", "--page", "--force", "--debug"),
     },
     "reproduce ef21": {
         *("--dataset", "--figures", "--rounds", "--quick", "--data", "--json", "--resume", "--out", "--page"),
-        "--debug",
+        *("--force", "--debug"),
     },
     "reproduce memsgd": {
         *("--figures", "--figure", "--dataset", "--data", "--samples", "--epochs", "--threads", "--repeats", "--quick"),
-        *("--json", "--resume", "--out", "--page", "--debug"),
+        *("--json", "--resume", "--out", "--page", "--force", "--debug"),
     },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),

@@ -283,7 +283,9 @@ def test_a_file_is_data_and_its_folder_stays_unsaid(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[0])["setting"]["dataset"] == "mine"
     assert str(tmp_path) not in printed
-    assert main(["reproduce", "memsgd", "--data", str(tmp_path / "mine.txt"), "--dataset", CANCER, *words]) == 2
+    assert (
+        main(["reproduce", "memsgd", "--data", str(tmp_path / "mine.txt"), "--dataset", CANCER, *words, "--force"]) == 2
+    )
     assert "one file, mine; it does not hold breast_cancer" in " ".join(capsys.readouterr().err.split())
 
 

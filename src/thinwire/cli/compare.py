@@ -36,6 +36,7 @@ def compare(
     evaluations: options.Evaluations = 10,
     out: options.Out = None,
     page: options.Page = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Train TASK with each SPEC and each seed, and print one table.
@@ -65,4 +66,4 @@ def compare(
         data=str(data) if data else None,
         evaluations=evaluations,
     )
-    run_and_show(context, configs, options.record_path(out, task), page)
+    run_and_show(context, configs, options.record_path(out, task), page, force=force)

@@ -23,6 +23,7 @@ def demo(
         Path | None,
         typer.Option("--page", help="Where the page goes (default: beside the record).", show_default=False),
     ] = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Train digits with 4 real workers under five methods; table and report page.
@@ -36,4 +37,4 @@ def demo(
     """
     record = options.record_path(out, "demo")
     configs = demo_configs(workers, engine, steps, options.integers(seeds, "--seeds"))
-    run_and_show(context, configs, record, page or record.with_suffix(".html"))
+    run_and_show(context, configs, record, page or record.with_suffix(".html"), force=force)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.cli.outputs import noted
 from thinwire.experiments.groups import grouped
 from thinwire.experiments.memsgd.claims import claims
 from thinwire.experiments.memsgd.data import GENERATED, problem_of
@@ -39,6 +40,23 @@ class Request:
     epochs: int | None
 
 
+@dataclass(frozen=True)
+class Files:
+    """What the command leaves, and what becomes of what is there."""
+
+    record: Path
+    page: Path | None
+    resume: bool
+    force: bool
+
+    def outcomes(self) -> list[Outcome]:
+        """The runs that the record holds already."""
+        if not self.resume or not self.record.exists():
+            return []
+        with noted():
+            return read_outcomes(self.record)
+
+
 def names(dataset: str | None, data: str | None, samples: int) -> list[str]:
     """What is asked for; else the file of --data; else the generated set beside Reuters, where the folder holds it."""
     made_up, folder = f"{GENERATED}-{samples}", data_folder(data)
@@ -49,9 +67,7 @@ def names(dataset: str | None, data: str | None, samples: int) -> list[str]:
     return [made_up, REUTERS if folder is not None and REUTERS in held(folder) else BREAST_CANCER]
 
 
-def reproduce(
-    request: Request, command: Sequence[str], record: Path, page: Path | None, *, resume: bool, as_json: bool
-) -> None:
+def reproduce(request: Request, command: Sequence[str], files: Files, *, as_json: bool) -> None:
     """Every run that the record does not hold yet; then tables and page."""
     check(request.figures, request.threads, request.repeats, request.epochs)
     where = places(request.names, request.data)
@@ -67,15 +83,15 @@ def reproduce(
             setting: setting.epochs * len(problem_of(setting.dataset, where[setting.dataset]).samples)
             for setting in wanted
         },
-        {one.setting: one for one in (read_outcomes(record) if resume and record.exists() else ())},
+        {one.setting: one for one in files.outcomes()},
         lambda setting, watch: run(setting, where[setting.dataset], watch),
-        Writer(record, KIND, command, resume=resume),
+        Writer(files.record, KIND, command, resume=files.resume, force=files.force),
         quiet=as_json,
     )
     _show(outcomes, as_json)
-    if page is not None and outcomes:
-        write_memsgd_page(outcomes, page)
-    finish({"record": record, "report": page}, record, outcomes, whole=whole, quiet=as_json)
+    if files.page is not None and outcomes:
+        write_memsgd_page(outcomes, files.page)
+    finish({"record": files.record, "report": files.page}, files.record, outcomes, whole=whole, quiet=as_json)
 
 
 def _show(outcomes: Sequence[Outcome], as_json: bool) -> None:

@@ -44,6 +44,7 @@ Out = Annotated[
     typer.Option("--out", "-o", help="Where the record goes (default: runs/TASK-TIME.jsonl).", show_default=False),
 ]
 Page = Annotated[Path | None, typer.Option("--page", help="Also write the report page here.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Write over files that exist.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's traceback.")]
 
 

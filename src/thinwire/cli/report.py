@@ -9,6 +9,8 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.console import console, say
+from thinwire.cli.outputs import check_page, noted
+from thinwire.experiments.destination import check_distinct
 from thinwire.experiments.numbers import plural
 from thinwire.experiments.records import read_records
 from thinwire.report.page import write_page
@@ -17,12 +19,13 @@ from thinwire.report.page import write_page
 def report(
     records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records that train or compare wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Turn records into one self-contained HTML page.
 
     Loss against steps, against bytes and against seconds, a table, and the provenance of every run. The page is
-    made from the records alone and needs no network.
+    made from the records alone and needs no network. A run that was cut off is drawn as far as it got.
 
     **Examples**
 
@@ -30,6 +33,10 @@ def report(
 
       thinwire report runs/*.jsonl --out comparison.html
     """
-    runs = read_records(records)
+    check_page(out, "--out", force=force)
+    for record in records:
+        check_distinct(record, out, "a record and --out")
+    with noted():
+        runs = read_records(records)
     write_page(runs, out)
     say(console(), f"report: {out} ({plural(len(runs), 'run')})")

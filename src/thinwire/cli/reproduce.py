@@ -12,6 +12,7 @@ from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import INTERRUPTED, console, say
+from thinwire.cli.outputs import check_outputs
 from thinwire.cli.progress import progress
 from thinwire.cli.reproduce_ef21 import ef21
 from thinwire.cli.reproduce_memsgd import memsgd
@@ -24,7 +25,7 @@ from thinwire.experiments.summary import summarise
 from thinwire.experiments.train import train
 from thinwire.experiments.vgc.result import claim, results
 from thinwire.experiments.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
-from thinwire.report.page import check_report_packages, write_page
+from thinwire.report.page import write_page
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
 
@@ -62,6 +63,7 @@ def vgc(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
     out: options.Out = None,
     page: options.Page = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Variance-based gradient compression on CIFAR-10 (Tsuzuku, Imachi and Akiba 2018).
@@ -90,10 +92,9 @@ def vgc(
         data=data,
         device=device,
     )
-    if page is not None:
-        check_report_packages()
     record = options.record_path(out, "vgc")
-    runs, whole = _train(context, configs, record, resume, quiet=as_json)
+    check_outputs(record, page, force=force, resume=resume)
+    runs, whole = _train(context, configs, record, resume, force, quiet=as_json)
     if runs:
         _show(runs, as_json)
     if page is not None and runs:
@@ -107,13 +108,13 @@ def vgc(
 
 
 def _train(
-    context: typer.Context, configs: Sequence[RunConfig], record: Path, resume: bool, quiet: bool
+    context: typer.Context, configs: Sequence[RunConfig], record: Path, resume: bool, force: bool, quiet: bool
 ) -> tuple[list[RunRecord], bool]:
     """The runs that came to their end, and whether those are all."""
     out = Console(stderr=True, highlight=False) if quiet else console()
     try:
         with progress(out, len(configs), configs[0].workers, "sim") as listener:
-            return train(configs, record, ["thinwire", *context.obj], listener, resume=resume), True
+            return train(configs, record, ["thinwire", *context.obj], listener, resume=resume, force=force), True
     except KeyboardInterrupt:
         return finished_runs(record), False
 

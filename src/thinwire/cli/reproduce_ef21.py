@@ -11,6 +11,7 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.cli.outputs import check_outputs, noted
 from thinwire.errors import ConfigError
 from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
 from thinwire.experiments.ef21.records import KIND, read_outcomes
@@ -21,7 +22,6 @@ from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, places, stem
 from thinwire.report.ef21 import COUNTS, UNITS, write_ef21_page
-from thinwire.report.template import check_report_packages
 
 QUICK_FIGURES = ("tuned", "tolerance")
 
@@ -54,6 +54,7 @@ def ef21(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
     out: options.Out = None,
     page: options.Page = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """EF21, EF, EF21+ and gradient descent on LIBSVM data (Richtárik, Sokolov and Fatkhullin 2021), and successors.
@@ -70,6 +71,8 @@ def ef21(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+    record = options.record_path(out, KIND)
+    check_outputs(record, page, force=force, resume=resume)
     where = places(_names(dataset, data), data)
     everything = settings(
         list(where),
@@ -77,15 +80,13 @@ def ef21(
         rounds if rounds is not None else QUICK_ROUNDS if quick else ROUNDS,
     )
     wanted = _possible(everything, where, named=figures is not None)
-    if page is not None:
-        check_report_packages()
-    record = options.record_path(out, KIND)
-    done = {one.setting: one for one in (read_outcomes(record) if resume and record.exists() else ())}
+    with noted():
+        done = {one.setting: one for one in (read_outcomes(record) if resume and record.exists() else ())}
     outcomes, whole = run_all(
         {setting: setting.rounds for setting in wanted},
         done,
         lambda setting, watch: run(setting, where[setting.dataset], watch),
-        Writer(record, KIND, ["thinwire", *context.obj], resume=resume),
+        Writer(record, KIND, ["thinwire", *context.obj], resume=resume, force=force),
         quiet=as_json,
     )
     _show(outcomes, as_json)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
+from thinwire.cli.outputs import check_outputs
 from thinwire.errors import ConfigError
 from thinwire.experiments.memsgd.settings import (
     FIGURES,
@@ -18,7 +19,6 @@ from thinwire.experiments.memsgd.settings import (
     SAMPLES,
 )
 from thinwire.extras import require
-from thinwire.report.template import check_report_packages
 
 PAPER_CORES = (1, 2, 3, 5, 8, 10, 12, 15, 18, 20, 24)
 
@@ -66,6 +66,7 @@ def memsgd(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
     out: options.Out = None,
     page: options.Page = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Sparsified SGD with memory (Stich, Cordonnier and Jaggi 2018): theory's steps, bits beside QSGD, many cores.
@@ -86,8 +87,8 @@ def memsgd(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
-    if page is not None:
-        check_report_packages()
+    record = options.record_path(out, "memsgd")
+    check_outputs(record, page, force=force, resume=resume)
     require("numba", "fast", "the lock-free engine")
     from thinwire.cli import memsgd_figures  # only now: it imports numba, which other commands can do without
 
@@ -100,8 +101,8 @@ def memsgd(
         repeats=_given(repeats, QUICK_REPEATS if quick else REPEATS),
         epochs=epochs,
     )
-    record = options.record_path(out, "memsgd")
-    memsgd_figures.reproduce(request, ["thinwire", *context.obj], record, page, resume=resume, as_json=as_json)
+    files = memsgd_figures.Files(record, page, resume=resume, force=force)
+    memsgd_figures.reproduce(request, ["thinwire", *context.obj], files, as_json=as_json)
 
 
 def _given(value: int | None, default: int) -> int:

@@ -31,6 +31,7 @@ def train(
     evaluations: options.Evaluations = 10,
     out: options.Out = None,
     page: options.Page = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Train TASK with one method and leave a record.
@@ -63,4 +64,4 @@ def train(
         data=str(data) if data else None,
         evaluations=evaluations,
     )
-    run_and_show(context, [config], options.record_path(out, task), page)
+    run_and_show(context, [config], options.record_path(out, task), page, force=force)

@@ -22,13 +22,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from thinwire import errors
 from thinwire.errors import ThinwireError
 from thinwire.experiments.job import Job
+from thinwire.experiments.lifeline import lifeline
 
 SHUTDOWN_SECONDS = 5
 
 
 def launch(job: Job) -> None:
     """Run the job's workers to their end; the first worker's failure is raised as its own error here."""
-    with _quiet(), _environment():
+    with _quiet(), _environment(), lifeline(job.folder):
         failure = _attempt(job)
         gc.collect()
     if failure is not None:
@@ -99,7 +100,7 @@ def _explain(job: Job, exitcodes: Mapping[int, int]) -> ThinwireError:
 
     The rest follows from it: ranks that wait for a lost one see its connection closed.
     """
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in job.folder.glob("failure-*.json")]
+    reports = [report for path in job.folder.glob("failure-*.json") if (report := _report(path))]
     killed = [rank for rank, code in exitcodes.items() if code < 0 and code != -signal.SIGTERM]  # the launcher's own
     if killed:
         name = signal.Signals(-exitcodes[killed[0]]).name
@@ -114,6 +115,15 @@ def _explain(job: Job, exitcodes: Mapping[int, int]) -> ThinwireError:
     error = _rebuild(first)
     error.add_note(first["traceback"])
     return error
+
+
+def _report(path: Path) -> dict[str, Any] | None:
+    """What a worker left of its failure; None where the disk was too full for it."""
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return report
 
 
 def _kind(report: dict[str, Any]) -> type[ThinwireError] | None:

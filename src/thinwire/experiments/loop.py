@@ -18,11 +18,11 @@ class Loop:
     """One run from its first step to its end line.
 
     Every rank of a distributed run goes through the same calls; rank 0 alone has a recorder. The clock runs
-    during training steps only: evaluation and recording are not the method's doing.
+    during training steps only: evaluation and recording are not the method's doing, and compiling is done once.
     """
 
-    def __init__(self, run: Run, recorder: Recorder | None) -> None:
-        self.run, self.recorder = run, recorder
+    def __init__(self, run: Run, recorder: Recorder | None, warm_up_seconds: float = 0.0) -> None:
+        self.run, self.recorder, self.warm_up_seconds = run, recorder, warm_up_seconds
         self.seconds = 0.0
         self.done = 0
         self.values: dict[str, float] = {}
@@ -34,7 +34,8 @@ class Loop:
             self.recorder.run(self.run.config, self.run.task, parameters)
         status = self._train()
         if self.recorder:
-            self.recorder.end(status, self.done, self.seconds, self.run.traffic(), self.values)
+            traffic = self.run.traffic()
+            self.recorder.end(status, self.done, self.seconds, self.warm_up_seconds, traffic, self.values)
 
     def _train(self) -> str:
         config = self.run.config

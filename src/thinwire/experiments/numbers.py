@@ -79,7 +79,9 @@ def show_value(value: float, percent: bool) -> str:
 
 
 def show_metric(row: Row) -> str:
-    """A row's test metric, with its deviation over seeds where there are several."""
+    """A row's test metric, with its deviation over seeds where there are several; how far it got if it was cut off."""
+    if row.cut_off:
+        return f"at step {', '.join(str(run.end['steps']) for run in row.runs)} of {row.config.steps}"
     if row.metric is None:
         return "diverged" if row.diverged else NOTHING
     shown = show_spread(row.metric, bool(row.runs[0].task["percent"]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.experiments.config import RunConfig
+from thinwire.experiments.lines import LineWriter
 from thinwire.experiments.totals import Totals
 from thinwire.problems.task import Task
 
@@ -29,23 +30,22 @@ def _plain(value: Any) -> Any:
 
 
 class Recorder:
-    """Appends one JSON object a line, flushed at once so that the record can be watched while it grows.
+    """Appends one JSON object a line.
 
     A run is `run`, then `step` and `eval` lines, then `end`; runs of one command follow each other.
     """
 
     def __init__(self, path: Path, provenance: Mapping[str, Any], listener: Listener | None = None) -> None:
-        self._stream = path.open("a", encoding="utf-8")
+        self._lines = LineWriter(path)
         self._provenance, self._listener = provenance, listener
 
     def close(self) -> None:
         """Close the file."""
-        self._stream.close()
+        self._lines.close()
 
     def _write(self, kind: str, **content: Any) -> None:
         line = _plain({"kind": kind, **content})
-        self._stream.write(json.dumps(line, allow_nan=False) + "\n")
-        self._stream.flush()
+        self._lines.write(json.dumps(line, allow_nan=False))
         if self._listener:
             self._listener(line)
 
@@ -68,13 +68,22 @@ class Recorder:
         """Figures on held-out data after `step` steps."""
         self._write("eval", step=step, values=values, sent_bytes=sent_bytes, seconds=round(seconds, 6))
 
-    def end(self, status: str, steps: int, seconds: float, traffic: Totals, values: Mapping[str, float]) -> None:
-        """The last line of a run: its totals and final figures."""
+    def end(
+        self,
+        status: str,
+        steps: int,
+        seconds: float,
+        warm_up_seconds: float,
+        traffic: Totals,
+        values: Mapping[str, float],
+    ) -> None:
+        """The last line of a run: its totals and final figures; `seconds` does not hold those of the warm-up."""
         self._write(
             "end",
             status=status,
             steps=steps,
             seconds=round(seconds, 6),
+            warm_up_seconds=round(warm_up_seconds, 6),
             sent_bytes=traffic.sent,
             dense_fp32_bytes=traffic.dense_fp32,
             dense_fp16_bytes=traffic.dense_fp16,

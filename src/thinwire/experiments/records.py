@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import RecordError, ThinwireError
+from thinwire.errors import RecordError, RecordWarning, ThinwireError
 from thinwire.experiments.config import RunConfig
+from thinwire.experiments.lines import split_lines
 from thinwire.experiments.recorder import FORMAT
+
+CUT_OFF = "cut off"
+"""The status of a run whose record has no `end` line."""
 
 _NUMBER = (int, float)
 _OPTIONAL = (int, float, type(None))
@@ -66,6 +71,12 @@ class RunRecord:
     metrics: tuple[Point, ...]
     """The task's test metric."""
     end: Mapping[str, Any]
+    """Its totals; of a run that was cut off, as far as they are known."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the record breaks off within the run."""
+        return bool(self.end["status"] == CUT_OFF)
 
     @property
     def metric(self) -> float | None:
@@ -75,7 +86,10 @@ class RunRecord:
 
 
 def read_records(paths: Iterable[Path]) -> list[RunRecord]:
-    """All runs of the files, in order; anything missing, truncated or malformed is a `RecordError`."""
+    """All runs of the files, in order; anything missing or malformed is a `RecordError`.
+
+    What was written before a record was cut off is read, and a `RecordWarning` says where it breaks off.
+    """
     return [run for path in paths for run in _read_file(path)]
 
 
@@ -90,60 +104,70 @@ class _Place:
 
 def _read_file(path: Path) -> list[RunRecord]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RecordError(
-            f"record {path} is not UTF-8 text (byte {error.start}); give a file that thinwire wrote"
-        ) from None
+        lines, torn = split_lines(path.read_bytes())
     except OSError as error:
         reason = error.strerror or error
         raise RecordError(f"record {path} cannot be read: {reason}; give a file that thinwire train wrote") from None
-    if not text.strip():
+    if torn and any(lines):
+        _warn(_Place(path, len(lines) + 1), "cut off while it was written, and left out")
+    elif torn:
+        lines = [*lines, torn]
+    if not any(line.strip() for line in lines):
         raise RecordError(f"record {path}, line 1: the file is empty; the run never started, so run it again")
-    return list(_runs(path, text))
+    return list(_runs(path, lines))
 
 
-def _runs(path: Path, text: str) -> Iterator[RunRecord]:
-    """Cut the lines into runs: `run`, then `step` and `eval` in any number, then `end`."""
+def _runs(path: Path, lines: Iterable[bytes]) -> Iterator[RunRecord]:
+    """Cut the lines into runs: `run`, then `step` and `eval` in any number, then `end` unless the run was cut off."""
     current: list[tuple[_Place, dict[str, Any]]] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
+    for number, raw in enumerate(lines, start=1):
         if not raw.strip():
             continue
         place = _Place(path, number)
-        line = _line(raw, place, terminated=number <= text.count("\n"))
-        if (line["kind"] == "run") == bool(current):
-            raise place.error(_order_problem(line["kind"], current))
+        line = _line(raw, place)
+        if line["kind"] != "run" and not current:
+            raise place.error(f"a {line['kind']!r} line outside of any run; a run begins with a 'run' line")
+        if line["kind"] == "run" and current:
+            yield _assemble_cut_off(current)
+            current = []
         current.append((place, line))
         if line["kind"] == "end":
             yield _assemble(current)
             current = []
     if current:
-        first, last = current[0][0], current[-1][0]
-        raise last.error(
-            f"truncated: the run that begins at line {first.number} has no end line; "
-            f"it was interrupted, so run it again or delete the lines from {first.number} on"
-        )
+        yield _assemble_cut_off(current)
 
 
-def _order_problem(kind: str, current: list[tuple[_Place, dict[str, Any]]]) -> str:
-    if kind == "run":
-        return f"a new run begins, but the one of line {current[0][0].number} has no end line: it was interrupted"
-    return f"a {kind!r} line outside of any run; a run begins with a 'run' line"
+def _assemble_cut_off(lines: list[tuple[_Place, dict[str, Any]]]) -> RunRecord:
+    """A run without its `end` line, ended by what the last of its lines tells."""
+    last: dict[str, Any] = next((line for _, line in reversed(lines) if line["kind"] != "run"), {})
+    values: dict[str, Any] = next((line["values"] for _, line in reversed(lines) if line["kind"] == "eval"), {})
+    known = {"steps": last.get("step", 0), "seconds": last.get("seconds", 0.0), "sent_bytes": last.get("sent_bytes", 0)}
+    unknown = {name: None for name in _FIELDS["end"] if name not in ("status", "values", *known)}
+    run = _assemble([*lines, (lines[-1][0], {"kind": "end", "status": CUT_OFF, **known, **unknown, "values": values})])
+    who = f"the run that begins here, {run.config.method} with seed {run.config.seed}, has no end line"
+    _warn(lines[0][0], f"{who}: it was cut off at step {known['steps']} (line {lines[-1][0].number})")
+    return run
 
 
-def _line(raw: str, place: _Place, terminated: bool) -> dict[str, Any]:
+def _warn(place: _Place, what: str) -> None:
+    warnings.warn(f"record {place.path}, line {place.number}: {what}", RecordWarning, stacklevel=3)
+
+
+def _line(raw: bytes, place: _Place) -> dict[str, Any]:
     try:
-        line = json.loads(raw)
+        line = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise place.error(f"not UTF-8 text (byte {error.start}); give a file that thinwire wrote") from None
     except ValueError as error:
-        what = "malformed" if terminated else "truncated"
-        raise place.error(f"{what}: not a JSON object ({error})") from None
+        raise place.error(f"malformed: not a JSON object ({error})") from None
     if isinstance(line, dict) and line.get("kind") not in _FIELDS and "provenance" in line:
         raise place.error(
             f"a record of `thinwire reproduce {line['kind']}`, which draws its own page: repeat the command that wrote "
             f"it with --resume --out {place.path} --page page.html"
         )
     if not isinstance(line, dict) or line.get("kind") not in _FIELDS:
-        raise place.error(f'malformed: an object with "kind" one of {", ".join(_FIELDS)} is expected, got {raw[:60]}')
+        raise place.error(f'malformed: an object with "kind" one of {", ".join(_FIELDS)} is expected, got {raw[:60]!r}')
     if line["kind"] == "run" and line.get("format") != FORMAT:
         raise place.error(
             f"format {line.get('format')}, but this thinwire reads format {FORMAT}; use the version that wrote it"

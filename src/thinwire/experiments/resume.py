@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from thinwire.errors import RecordError
+from thinwire.experiments.lines import split_lines
 from thinwire.experiments.records import RunRecord, read_records
 
 BEGINNING = b'{"kind": "run"'
@@ -17,10 +19,14 @@ def finished_runs(record: Path) -> list[RunRecord]:
         return []
     content = record.read_bytes()
     end = _end_of_last_run(content)
-    if content[end:].startswith(BEGINNING):
+    rest = content[end:]
+    if rest.startswith(BEGINNING) or BEGINNING.startswith(rest):
         with record.open("r+b") as stream:
             stream.truncate(end)
-    return read_records([record]) if record.stat().st_size else []
+    elif split_lines(rest)[1]:
+        raise RecordError(f"record {record} ends with what is no line of a record, {rest[-60:]!r}; nothing was changed")
+    runs = read_records([record]) if record.stat().st_size else []
+    return [run for run in runs if not run.cut_off]
 
 
 def _end_of_last_run(content: bytes) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thinwire.experiments.config import RunConfig
-from thinwire.experiments.records import RunRecord
+from thinwire.experiments.records import CUT_OFF, RunRecord
 
 ACCURACY = "accuracy"
 
@@ -47,7 +47,12 @@ class Row:
     @property
     def diverged(self) -> int:
         """How many of the runs ended early with a loss that was no number."""
-        return sum(run.end["status"] != "done" for run in self.runs)
+        return sum(run.end["status"] not in ("done", CUT_OFF) for run in self.runs)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the record breaks off within these runs."""
+        return all(run.cut_off for run in self.runs)
 
     @property
     def metric(self) -> Spread | None:
@@ -62,6 +67,12 @@ class Row:
     @property
     def seconds(self) -> Spread | None:
         return self._total("seconds")
+
+    @property
+    def warm_up(self) -> float | None:
+        """Seconds that went into compiling and warming up before any of the runs; None in a record that has none."""
+        known = [run.end["warm_up_seconds"] for run in self.runs if "warm_up_seconds" in run.end]
+        return sum(known) if known else None
 
     @property
     def sent_bytes(self) -> Spread | None:
@@ -92,12 +103,15 @@ class Row:
 
 
 def summarise(runs: Sequence[RunRecord]) -> list[Row]:
-    """One row for each configuration up to its seed, in order of appearance."""
-    groups: dict[RunConfig, list[RunRecord]] = {}
+    """One row for each configuration up to its seed, in order of appearance; runs that were cut off have their own."""
+    groups: dict[tuple[RunConfig, bool], list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault(dataclasses.replace(run.config, seed=0), []).append(run)
-    labels = _labels(list(groups))
-    return [Row(label, group[0].config, tuple(group)) for label, group in zip(labels, groups.values(), strict=True)]
+        groups.setdefault((dataclasses.replace(run.config, seed=0), run.cut_off), []).append(run)
+    labels = _labels([config for config, _ in groups])
+    return [
+        Row(label + (f" · {CUT_OFF}" if cut_off else ""), group[0].config, tuple(group))
+        for label, ((_, cut_off), group) in zip(labels, groups.items(), strict=True)
+    ]
 
 
 _DISTINCTIONS: tuple[tuple[str, Callable[[RunConfig], Any]], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.experiments.admission import check_rules
 from thinwire.experiments.config import RunConfig
+from thinwire.experiments.destination import begun, check_destination
 from thinwire.experiments.device import check_device, fast_products
 from thinwire.experiments.job import Job
 from thinwire.experiments.loop import Loop
@@ -21,10 +24,14 @@ from thinwire.experiments.records import RunRecord, read_records
 from thinwire.experiments.resume import finished_runs
 from thinwire.experiments.simulated import SimulatedRun
 from thinwire.experiments.tail import Tail
-from thinwire.problems import load_task
+from thinwire.experiments.warm_up import WarmUp
+from thinwire.problems import Task, load_task
 
 SHARED = ("task", "data", "engine", "workers", "device")
 """What all runs of one command have in common: they share the data and one launch of workers."""
+
+NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
+"""What the system says of a folder for temporary files that cannot be used."""
 
 
 def train(
@@ -34,31 +41,34 @@ def train(
     listener: Listener | None = None,
     *,
     resume: bool = False,
+    force: bool = False,
 ) -> list[RunRecord]:
     """Train the runs one after the other, write their record, and read it back.
 
     `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
-    holds to their end are not trained again.
+    holds to their end are not trained again. With `force` one that exists is replaced.
     """
     _check_shared(configs)
     check_device(configs[0].device)
+    if not resume:
+        check_destination(record, "record", "--out", force=force)
     done = {run.config for run in finished_runs(record)} if resume else set()
-    _check_record(record, exists=resume)
     configs = [config for config in configs if config not in done]
-    return _train(configs, record, command, listener) if configs else read_records([record])
+    if configs:
+        task = load_task(configs[0].task, configs[0].data)
+        check_rules(configs, task)
+        with begun(record, resume=resume):
+            _train(configs, task, record, provenance(command, configs[0].device), listener)
+    return read_records([record])
 
 
 def _train(
-    configs: Sequence[RunConfig], record: Path, command: Sequence[str], listener: Listener | None
-) -> list[RunRecord]:
-    origin = provenance(command, configs[0].device)
-    engine = _simulate if configs[0].engine == "sim" else _distribute
-    try:
-        engine(configs, record, origin, listener)
-    finally:
-        if record.stat().st_size == 0:
-            record.unlink()  # nothing started: leave nothing behind
-    return read_records([record])
+    configs: Sequence[RunConfig], task: Task, record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    if configs[0].engine == "sim":
+        _simulate(configs, task, record, origin, listener)
+    else:
+        _distribute(configs, record, origin, listener)
 
 
 def _check_shared(configs: Sequence[RunConfig]) -> None:
@@ -70,24 +80,15 @@ def _check_shared(configs: Sequence[RunConfig]) -> None:
             raise ConfigError(f"runs of one command share their {name}, got {values}; use a command for each")
 
 
-def _check_record(record: Path, *, exists: bool) -> None:
-    """Refuse to write over a file before anything starts."""
-    if record.exists() and not exists:
-        raise ConfigError(f"the record {record} exists already; give --out another name or remove it")
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.touch()
-    except OSError as error:
-        raise ConfigError(f"the record {record} cannot be written: {error.strerror}; give --out another path") from None
-
-
-def _simulate(configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None) -> None:
-    task = load_task(configs[0].task, configs[0].data)
-    recorder = Recorder(record, origin, listener)
+def _simulate(
+    configs: Sequence[RunConfig], task: Task, record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    recorder, warm_up = Recorder(record, origin, listener), WarmUp(SimulatedRun, task)
     try:
         with one_thread(), fast_products(configs[0].device):
             for config in configs:
-                Loop(SimulatedRun(config, task), recorder).go()
+                seconds = warm_up(config)
+                Loop(SimulatedRun(config, task), recorder, seconds).go()
     finally:
         recorder.close()
 
@@ -97,10 +98,15 @@ def _distribute(
 ) -> None:
     from thinwire.experiments.launch import launch  # torch's launcher is slow to import
 
-    if configs[0].data:
-        load_task(configs[0].task, configs[0].data)  # a bad file is told here, before n processes start
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, Tail(record, listener or _ignore):
-        launch(Job(tuple(configs), record, origin, Path(folder)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, Tail(record, listener or _ignore):
+            launch(Job(tuple(configs), record, origin, Path(folder)))
+    except OSError as error:
+        if error.errno not in NO_FOLDER:
+            raise
+        raise ThinwireError(
+            f"no temporary folder for the workers: {error}; make room there, or set TMPDIR to another folder"
+        ) from error
 
 
 def _ignore(line: Mapping[str, Any]) -> None:

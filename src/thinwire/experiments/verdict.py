@@ -13,12 +13,27 @@ NEAR = 0.01
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Sentences about the rows of one task, against its `dense` row; none without one to compare with."""
-    dense = next((row for row in rows if row.config.method == "dense"), None)
-    ours = [row for row in rows if row.config.method not in PEERS]
-    if dense is None or dense.diverged or not ours or dense.config.workers == 1:
-        return []
-    return [sentence for sentence in (_saving(dense, ours), _time(dense, ours)) if sentence]
+    """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count."""
+    whole = [row for row in rows if not row.cut_off]
+    dense = next((row for row in whole if row.config.method == "dense"), None)
+    ours = [row for row in whole if row.config.method not in PEERS]
+    found = [_warm_up(whole)]
+    if dense is not None and not dense.diverged and ours and dense.config.workers > 1:
+        found = [_saving(dense, ours), _time(dense, ours), *found]
+    return [sentence for sentence in found if sentence]
+
+
+def _warm_up(rows: Sequence[Row]) -> str | None:
+    """What went before the clocks started: the first steps of a method hold its compilation."""
+    took = {row.label: row.warm_up for row in rows if row.warm_up is not None}
+    if not took:
+        return None
+    longest = max(took, key=lambda label: took[label])
+    of = "" if len(took) == 1 else f" ({longest} {show_seconds(took[longest])})"
+    return (
+        "Times are of training steps alone; compiling and warming up took "
+        f"{show_seconds(sum(took.values()))}{of} before them."
+    )
 
 
 def _saving(dense: Row, ours: Sequence[Row]) -> str | None:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.experiments.config import RunConfig
 from thinwire.experiments.distributed import DistributedRun
 from thinwire.experiments.job import Job
+from thinwire.experiments.lifeline import end_with_launcher
 from thinwire.experiments.loop import Loop
 from thinwire.experiments.recorder import Recorder
-from thinwire.problems import Task, load_task
+from thinwire.experiments.warm_up import WarmUp
+from thinwire.problems import load_task
 
 
 def work(job: Job) -> None:
@@ -31,27 +31,21 @@ def work(job: Job) -> None:
     try:
         first = job.configs[0]
         task = load_task(first.task, first.data)
-        _warm_up(first, task)
+        warm_up = WarmUp(DistributedRun, task)
         recorder = Recorder(job.record, job.provenance) if dist.get_rank() == 0 else None
         for config in job.configs:
+            seconds = warm_up(config)
             dist.barrier()
-            Loop(DistributedRun(config, task), recorder).go()
+            Loop(DistributedRun(config, task), recorder, seconds).go()
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _warm_up(config: RunConfig, task: Task) -> None:
-    """Two dense steps of a throw-away model: connections, allocator and kernels are then warm for every run."""
-    model = DistributedDataParallel(task.model(0))
-    for step in range(2):
-        loss = task.loss(model, task.batch(0, step, dist.get_rank(), config.workers, config.batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
 def main() -> int:
     """Work; a failure is left in the job's folder for the parent, which shows it to the user."""
     job = Job.read(Path(sys.argv[1]))
+    end_with_launcher(job.folder)
     try:
         work(job)
     except Exception as error:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import ConfigError
+from thinwire.experiments.destination import write_whole
 from thinwire.extras import require
 
 PURPOSE = "the report page"
@@ -32,12 +32,8 @@ def fill(template: str, sections: Any, data: Any) -> str:
 
 
 def write_text(page: str, path: Path) -> None:
-    """Write a page; a path that cannot be written is a `ConfigError`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the page {path} cannot be written: {error.strerror}; give another path") from None
+    """Write a page, whole or not at all; a path that cannot be written is a `ConfigError`."""
+    write_whole(page, path, "page", "it")
 
 
 def _read(name: str) -> str:
