@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import check_supervised_y_2d, parametrize_wi
 from thinwire.engines.lockfree import Bottou, Decoupled, LockFree, Samples
 from thinwire.errors import ConfigError, DataError, OversubscriptionWarning, SpecError
 from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
-from thinwire.sklearn.course import Course
+from thinwire.sklearn.course import Course, Share
 
 REASON = "a step with weight 2 is not two steps; scikit-learn's own SGD estimators are excused for the same"
 EXCUSED = {
@@ -153,14 +153,27 @@ def test_a_regressor_does_not_stop_where_its_loss_only_trembles(scaled: bool, si
         assert model.n_iter_ < 200
 
 
-def test_steps_are_cut_where_the_loss_trembles_and_a_constant_step_is_not() -> None:
+@pytest.mark.parametrize("cuts", [False, True])
+def test_steps_are_cut_where_the_loss_trembles_and_whole_again_in_the_end(cuts: bool) -> None:
     X, y = load_diabetes(return_X_y=True)
-    model, constant = MemSGDRegressor(random_state=0), MemSGDRegressor(learning_rate="constant", random_state=0)
-    engines = [each.fit(X, y)._engines[0] for each in (model, constant)]
-    first, fixed = (float(engine.schedule(np.zeros(1))[0]) for engine in engines)
-    assert np.isclose(first * 5 ** round(np.log(fixed / first) / np.log(5)), fixed)
-    assert first < fixed / 20
-    assert model.n_iter_ > constant.n_iter_
+    whole = Bottou(0.9, 1e-4)
+    engine = LockFree(Samples.of(X, y, loss="squared"), "memsgd(topk(count=1))", whole, intercept=1.0)
+    course = Course(engine, 0.3, 5, cuts=cuts)
+    losses = []
+    while not course.settled:
+        course.epoch()
+        losses.append(engine.loss())
+    assert isinstance(engine.schedule, Share) == cuts
+    assert (max(losses[-5:]) - min(losses[-5:]) < 0.6) == cuts
+    course.close()
+    assert engine.schedule is whole
+
+
+def test_samples_that_follow_a_fit_meet_whole_steps() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = MemSGDRegressor(random_state=0).fit(X, y)
+    model.partial_fit(X, 2 * y).partial_fit(X, 2 * y)
+    assert model.predict(X).mean() > 1.5 * y.mean()  # a fifth of a fifth of them would hardly get away from one
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -81,7 +81,8 @@ class Course:
             self._best, self._worst, self._stale = loss, loss, 0
 
     def close(self) -> None:
-        """A warning where the loss has risen by more than noise."""
+        """Whole steps again, for samples that may follow; a warning where the loss has risen by more than noise."""
+        self.engine.schedule = self._whole
         end = self.engine.loss()
         if end > RISE * self._start:
             warnings.warn(
