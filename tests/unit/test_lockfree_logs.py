@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,6 +191,44 @@ def test_after_ctrl_c_nothing_is_lost(every: int | None, monkeypatch: pytest.Mon
     assert it.last is not None
     moves = it.last.coefficients[:, None] * data.rows.toarray()[it.last.samples]
     assert np.abs(it.x - it.memory.sum(0) - start + moves.sum(0)).max() < 1e-9
+
+
+def test_ctrl_c_waits_for_the_end_of_a_short_run() -> None:
+    """It is done on the caller's own thread, where the signal could come between a stretch's steps and its books."""
+    data, where = samples(True), []
+
+    def order(count: int, seed: int, begin: int, end: int) -> Any:
+        where.append(threading.current_thread())
+        signal.raise_signal(signal.SIGINT)
+        return independent(count, seed, begin, end)
+
+    it = LockFree(data, "memsgd(topk(count=3))", Constant(0.1), order=order)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert it.run(1000).stopped == "interrupted"
+        assert it.step == 1000
+        assert it.run(1000, every=400).stopped == "interrupted"
+        assert it.step == 1400
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert where == [threading.main_thread()] * 2
+    with ThreadPoolExecutor(1) as pool:  # no signal comes to other threads, nor may they ask for one
+        it.order = independent
+        assert pool.submit(it.run, 1000).result().stopped == "steps"
+
+
+def test_what_ends_a_stretch_before_its_books_leaves_an_engine_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = LockFree(samples(True), "memsgd(topk(count=3))", Constant(0.1))
+
+    def alarm(plan: Any, done: int) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(it, "_close_", alarm)
+    with pytest.raises(TimeoutError):
+        it.run(1000)
+    with pytest.raises(ConfigError, match="begin with a new engine"):
+        it.run(1000)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

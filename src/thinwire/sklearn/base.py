@@ -1,9 +1,9 @@
-"""What the classifier and the regressor share: parameters, epochs, early stopping, and the engines behind them."""
+"""What the classifier and the regressor share: parameters, epochs, and the engines behind them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Self
@@ -33,6 +33,7 @@ from thinwire.engines.lockfree.rules import Compiled
 from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule, as_rule
+from thinwire.sklearn.course import Course
 from thinwire.sklearn.steps import first_step
 from thinwire.spec import parse
 
@@ -43,12 +44,10 @@ PARAMETERS: tuple[tuple[str, int, Any], ...] = (
     ("n_iter_no_change", 1, Integral),
 )
 """Numbers: the least that each may be, and of which kind."""
-OF_CALLS = ("max_iter", "tol", "n_iter_no_change", "flush", "warm_start", "random_state")
+OF_CALLS = ("max_iter", "tol", "n_iter_no_change", "flush", "warm_start", "random_state", "class_weight")
 """Parameters that may change while training goes on."""
 AVERAGES = ("final", "uniform", "weighted")
 SCHEDULES = ("bottou", "constant")
-RISE = 1.01
-"""How many times the first loss the last may be: at the least loss, steps of any size make it tremble a little."""
 
 
 @dataclass(frozen=True)
@@ -60,44 +59,6 @@ class OnePass:
     def __call__(self, samples: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
         permutation = np.random.default_rng((seed, self.begin)).permutation(samples)
         return permutation[begin - self.begin : end - self.begin]
-
-
-class Course:
-    """The training of one linear model: epochs, until its loss has not fallen by `tol` for `patience` of them."""
-
-    def __init__(self, engine: LockFree, tol: float | None, patience: int) -> None:
-        self.engine, self._tol, self._patience = engine, tol, patience
-        self.epochs = 0
-        self.interrupted = self.settled = False
-        self._start = engine.loss()
-        self._best, self._stale = np.inf, 0
-
-    def epoch(self) -> None:
-        """One more; Ctrl-C ends it early."""
-        try:
-            run = self.engine.run(len(self.engine.samples))
-            self.interrupted = run.stopped == "interrupted"
-            self._look()
-        except KeyboardInterrupt:
-            self.interrupted = True
-        self.epochs += 1
-
-    def _look(self) -> None:
-        if self._tol is not None:
-            loss = self.engine.loss()
-            self._stale = 0 if loss < self._best - self._tol else self._stale + 1
-            self._best = min(self._best, loss)
-            self.settled = self._stale >= self._patience
-
-    def close(self) -> None:
-        """A warning where the loss has risen by more than noise."""
-        end = self.engine.loss()
-        if end > RISE * self._start:
-            warnings.warn(
-                f"the loss rose from {self._start:g} to {end:g}: the step size eta0 is too large for these samples",
-                ConvergenceWarning,
-                stacklevel=5,
-            )
 
 
 class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
@@ -126,18 +87,26 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         """The engine's name of the loss."""
         raise NotImplementedError
 
+    def _loss_unit(self, samples: Samples) -> float:
+        """The loss that `tol` is a share of."""
+        raise NotImplementedError
+
     def _fit(self, X: Any, columns: Array, sample_weight: Any) -> Self:
         """Train one model for each column of targets, from zero or, with a warm start, from the last coefficients."""
         coefficients = np.atleast_2d(self.coef_) if self._goes_on() else [None] * columns.shape[1]
         intercepts = self.intercept_ if self._goes_on() else np.zeros(columns.shape[1])
         self._employ(X, columns, sample_weight, coefficients, intercepts)
-        courses = [Course(engine, self.tol, self.n_iter_no_change) for engine in self._engines]
+        courses = [self._course(engine) for engine in self._engines]
         self.n_iter_ = self._train(courses)
         for course in courses:
             if self.flush:
                 course.engine.flush_()
             course.close()
         return self._publish()
+
+    def _course(self, engine: LockFree) -> Course:
+        tol = None if self.tol is None else self.tol * self._loss_unit(engine.samples)
+        return Course(engine, tol, self.n_iter_no_change, cuts=self.learning_rate != "constant")
 
     def _partial_fit(self, X: Any, columns: Array, sample_weight: Any) -> Self:
         """One pass over these samples, from where the last call ended; the memories stay."""
@@ -183,8 +152,17 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"tol must be a number of at least 0, or None for all epochs, got {self.tol!r}")
         if self.eta0 != "auto" and not (isinstance(self.eta0, Real) and 0 < self.eta0 < np.inf):
             raise ConfigError(f'eta0 must be a positive step size or "auto", got {self.eta0!r}')
+        self._check_decay()
         if self.flush and self.average != "final":
             raise ConfigError(f"flush changes the last iterate, and average={self.average!r} asks for a mean: drop one")
+
+    def _check_decay(self) -> None:
+        """Refuse steps in which the penalty alone would turn the coefficients' sign; "auto" takes none."""
+        if self.eta0 != "auto" and float(self.eta0) * self.alpha >= 1:
+            raise ConfigError(
+                f"eta0 * alpha must be below 1, since a step shrinks the coefficients by 1 - eta0 * alpha, got "
+                f'{self.eta0:g} * {self.alpha:g}: take an eta0 below {1 / self.alpha:g}, a smaller alpha, or "auto"'
+            )
 
     # --------------------------------------------------------------------------------------------------------- training
 
@@ -193,8 +171,10 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """A new engine for each column of targets."""
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=columns.shape[1])
-        every = zip(self._samples(X, columns, sample_weight, self.units), seeds, coefficients, intercepts, strict=True)
-        self._engines = [self._engine(samples, int(seed), start, float(b)) for samples, seed, start, b in every]
+        samples, rule = self._samples(X, columns, sample_weight, self.units), self._rule()
+        eta0 = self._first_step(samples[0], rule)
+        every = zip(samples, seeds, coefficients, intercepts, strict=True)
+        self._engines = [self._engine(own, rule, eta0, int(seed), start, float(b)) for own, seed, start, b in every]
         self._built = self._building()
 
     def _feed(self, X: Any, columns: Array, sample_weight: Any) -> None:
@@ -204,9 +184,9 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"{', '.join(changed)} changed since training began: call fit, or set it back")
         old = self._engines[0].samples
         samples = self._samples(_like(X, old), columns, sample_weight, old.units)
+        bound = self._schedule(self._first_step(samples[0], self._rule()))
         for engine, own in zip(self._engines, samples, strict=True):
             engine.feed_(own)
-            bound = self._schedule(self._first_step(own))
             if bound(np.zeros(1)) < engine.schedule(np.zeros(1)):
                 engine.schedule = bound
 
@@ -215,30 +195,28 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         parameters: dict[str, Any] = self.get_params(deep=False)
         return {name: value for name, value in parameters.items() if name not in OF_CALLS}
 
-    def _samples(self, X: Any, columns: Array, sample_weight: Any, units: str | Units | None) -> Iterator[Samples]:
+    def _samples(self, X: Any, columns: Array, sample_weight: Any, units: str | Units | None) -> list[Samples]:
+        """Of each column of targets; rows and weights are the same, and so are step sizes."""
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         first = Samples.of(X, columns[:, 0], loss=self._loss(), weights=weights).in_units(units)
-        return (first if place == 0 else first.relabelled(column) for place, column in enumerate(columns.T))
+        return [first, *(first.relabelled(column) for column in columns.T[1:])]
 
     def _rule(self) -> Rule:
         return as_rule(parse(self.rule) if isinstance(self.rule, str) else self.rule)
 
-    def _first_step(self, samples: Samples) -> float:
+    def _first_step(self, samples: Samples, rule: Rule) -> float:
         if self.eta0 != "auto":
             return float(self.eta0)
-        code = Compiled.of(self._rule(), samples.d).code
+        code = Compiled.of(rule, samples.d).code
         return first_step(samples, code, self.alpha, _threads(self.n_jobs), float(self.fit_intercept))
 
     def _schedule(self, eta0: float) -> Schedule:
         return Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else Constant(eta0)
 
-    def _engine(self, samples: Samples, seed: int, start: Any, intercept: float) -> LockFree:
-        eta0 = self._first_step(samples)
-        if eta0 * self.alpha >= 1:
-            raise ConfigError(f"eta0 * alpha must be below 1, got {eta0:g} * {self.alpha:g}: take a smaller eta0")
+    def _engine(self, samples: Samples, rule: Rule, eta0: float, seed: int, start: Any, intercept: float) -> LockFree:
         return LockFree(
             samples,
-            self._rule(),
+            rule,
             self._schedule(eta0),
             regulariser=Decoupled(self.alpha),
             average=self._average(eta0),
@@ -296,6 +274,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.non_deterministic = self.n_jobs not in (None, 1)
         return tags
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
+from thinwire.engines.lockfree import Samples
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
 from thinwire.sklearn.base import LinearMemSGD
@@ -43,21 +46,30 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         they wait less for what popular ones hardly miss. `partial_fit` keeps the units of its first samples.
     alpha : float
         Strength of the L2 penalty. The intercept has none.
+    class_weight : None, "balanced" or dict
+        What a sample of each class weighs, beside its sample weight: one, n / (classes · samples of the class), or what
+        {label: weight} says, one where it says nothing. In the models of several classes all samples weigh so, those of
+        the rest too. `partial_fit` takes no "balanced", for it has not seen all samples.
     fit_intercept : bool
     max_iter : int
         Epochs at most.
     tol, n_iter_no_change : float or None, int
-        Stop when the loss has not fallen by `tol` in so many epochs in a row; None runs all.
+        Stop when the loss over all samples has not fallen by `tol` in so many epochs in a row. Where it has risen by
+        more than `tol` meanwhile, steps are too large for what is left to learn, and "bottou" goes on with a fifth of
+        them. None runs all epochs, and cuts no steps.
     learning_rate : "bottou" or "constant"
-        η₀ / (1 + η₀ alpha t), or η₀.
+        η₀ / (1 + η₀ alpha t), or η₀, which no loss changes.
     eta0 : float or "auto"
-        η₀; "auto" takes what the loss and the memory bear.
+        η₀, with eta0 · alpha < 1; "auto" takes what the loss and the memory bear.
     average : "final", "uniform" or "weighted"
-        The last iterate, or a mean of all, with equal weights or the theorem's (a + t)².
+        coef_ and intercept_ after T steps are x_T; the mean (1/T) Σ x_t; or the theorem's Σ (a + t)² x_t / Σ (a + t)²,
+        a = max(1, 1/(alpha · eta0)). Both means are over t = 0 … T − 1, the iterates at which gradients were taken:
+        with the start x_0 and without x_T (`SGDClassifier` has x_1 … x_T). `fit` begins a mean at its own start, also
+        with `warm_start`; `partial_fit` goes on with it.
     flush : bool
         Write what the memories hold when `fit` ends; with average="final" only.
     n_jobs : int or None
-        Threads; -1 is all cores. Only one thread gives the same result every time.
+        Threads; -1 is all cores. Only one thread gives the same result every time (the tag `non_deterministic`).
     random_state : int, RandomState or None
     warm_start : bool
         `fit` begins at the last coefficients, with step sizes and memories anew.
@@ -92,6 +104,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         rule: Rule | str = "memsgd(topk(count=1))",
         units: str | None = None,
         alpha: float = 1e-4,
+        class_weight: Mapping[Any, float] | str | None = None,
         fit_intercept: bool = True,
         max_iter: int = 1000,
         tol: float | None = 1e-4,
@@ -105,7 +118,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         warm_start: bool = False,
     ) -> None:
         self.loss, self.rule, self.units = loss, rule, units
-        self.alpha, self.fit_intercept = alpha, fit_intercept
+        self.alpha, self.class_weight, self.fit_intercept = alpha, class_weight, fit_intercept
         self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
         self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
         self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start
@@ -115,16 +128,25 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
             raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         return LOSSES[self.loss]
 
+    def _loss_unit(self, samples: Samples) -> float:
+        """One: labels are ±1, whatever the samples."""
+        return 1.0
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X of shape (n, d), dense or sparse, and their labels y."""
         goes_on = self._goes_on()
         X, y = self._checked(X, y, reset=not goes_on, numeric=False)
         check_classification_targets(y)
         self.classes_ = self._agreed(np.unique(y), self.classes_ if goes_on else None, "with warm_start they stay")
-        return self._fit(X, self._columns(y), sample_weight)
+        return self._fit(X, self._columns(y), self._weights(X, y, sample_weight))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One pass over some samples; the first call names all `classes` that will ever come."""
+        if self.class_weight == "balanced":
+            raise ConfigError(
+                'class_weight="balanced" needs all samples, and partial_fit has some: give {label: weight}, as '
+                "sklearn.utils.class_weight.compute_class_weight finds them"
+            )
         known: Any = getattr(self, "classes_", None)
         if known is None and classes is None:
             raise ConfigError("classes must be passed on the first call to partial_fit: all that will ever come")
@@ -136,7 +158,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         if len(unknown):
             raise ConfigError(f"labels {unknown.tolist()} are not among classes {agreed.tolist()}")
         self.classes_ = agreed
-        return self._partial_fit(X, self._columns(y), sample_weight)
+        return self._partial_fit(X, self._columns(y), self._weights(X, y, sample_weight))
 
     def _agreed(self, classes: Array, known: Array | None, why: str) -> Array:
         """The classes, two at least, and those that are known where there are some."""
@@ -145,6 +167,15 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         if known is not None and not np.array_equal(classes, known):
             raise ConfigError(f"classes were {known.tolist()} and are {classes.tolist()}: {why}")
         return classes
+
+    def _weights(self, X: Any, y: Array, sample_weight: Any) -> Any:
+        """Of the samples, times those of their classes."""
+        if self.class_weight is None:
+            return sample_weight
+        if self.class_weight != "balanced" and not isinstance(self.class_weight, Mapping):
+            raise ConfigError(f'class_weight must be None, "balanced" or {{label: weight}}, got {self.class_weight!r}')
+        of_classes = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        return _check_sample_weight(sample_weight, X) * of_classes[np.searchsorted(self.classes_, y)]
 
     def _columns(self, y: Array) -> Array:
         """±1: for two classes one column, else each class against the rest."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
+from thinwire.engines.lockfree import Samples
 from thinwire.feedback import Rule
 from thinwire.sklearn.base import LinearMemSGD
 
@@ -18,7 +19,9 @@ Array = NDArray[Any]
 class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
     """Linear regression by Mem-SGD, lock-free on `n_jobs` threads: squared loss and an L2 penalty.
 
-    Parameters and attributes are those of `MemSGDClassifier`, without `loss` and `classes_`.
+    Parameters and attributes are those of `MemSGDClassifier`, without `loss`, `class_weight` and `classes_`. `tol` is
+    in units of R²: targets may be of any scale, so the loss is measured by that of the best constant (without an
+    intercept, of zero). `SGDRegressor` has it in the units of the loss.
 
     Examples
     --------
@@ -56,6 +59,12 @@ class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
 
     def _loss(self) -> str:
         return "squared"
+
+    def _loss_unit(self, samples: Samples) -> float:
+        weights, targets = samples.weights, samples.targets
+        if self.fit_intercept and weights.any():
+            targets = targets - np.average(targets, weights=weights)
+        return float(0.5 * np.mean(weights * np.square(targets)))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X of shape (n, d), dense or sparse, and their targets y."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.engines.lockfree.choice import level, post_, send_, send_drawn_, send_largest_
-from thinwire.engines.lockfree.kernel import kernel
+from thinwire.engines.lockfree.kernel import inlined, kernel
 from thinwire.engines.lockfree.maxima import refresh_
 from thinwire.engines.lockfree.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.ops.cpu import lanes
@@ -33,7 +33,7 @@ def dense_product(row: Any, x: Any) -> Any:  # pragma: no cover
     return total
 
 
-@kernel
+@inlined
 def dense_step_(
     row: Any, c: Any, r: Any, shared: Any, private: Any, own: int, rule: Any, key: Any, t: int,
     least: Any, per_scale: Any, weight: float,

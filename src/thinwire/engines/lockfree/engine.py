@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -20,6 +21,7 @@ from thinwire.engines.lockfree.checks import (
     checked_start,
     checked_workers,
 )
+from thinwire.engines.lockfree.interrupts import held_back
 from thinwire.engines.lockfree.order import MASKS, Order, shuffled, stream_key
 from thinwire.engines.lockfree.plan import planned
 from thinwire.engines.lockfree.record import Run, Snapshot
@@ -45,6 +47,9 @@ from thinwire.feedback import Rule
 from thinwire.spec import parse
 
 Array = NDArray[Any]
+SHORT = 1 << 22
+"""Numbers touched up to which a run is done on the caller's thread, in some 20 ms at most: a thread takes half a
+millisecond to begin and to end, as long as 2,000 steps along rows of 30 numbers."""
 
 
 def _begin_all(pool: ThreadPoolExecutor, threads: int) -> None:
@@ -221,19 +226,45 @@ class LockFree:
             raise ConfigError("a thread of an earlier run failed, and what it did is lost: begin with a new engine")
         self._shared.counter[STOP] = 0
         try:
-            workers = self.threads + (self.threads > 1)  # one of them plans
-            with ThreadPoolExecutor(workers, thread_name_prefix="lockfree") as pool, self._stopping():
-                _begin_all(pool, workers)
+            with self._crew(steps) as advance:
                 while not (every is not None and self._look(run, target, watch)) and self.step < end:
-                    until = end if every is None else min(end, self.step + every - (self.step - begin) % every)
-                    stretch = pool.submit(self._advance, pool, until)
-                    with self._stopping(stretch):
-                        stretch.result()
+                    advance(end if every is None else min(end, self.step + every - (self.step - begin) % every))
         except KeyboardInterrupt:
             run.stopped = "interrupted"
             if every is not None:
                 run.snapshots.append(self._snapshot())
         return run
+
+    @contextmanager
+    def _crew(self, steps: int) -> Iterator[Callable[[int], None]]:
+        """Who takes the steps up to a given one: the caller itself where one thread is soon done, else a pool."""
+        if self.threads == 1 and steps * self._touched <= SHORT:
+            yield self._advance_here
+            return
+        workers = self.threads + (self.threads > 1)  # one of them plans
+        with ThreadPoolExecutor(workers, thread_name_prefix="lockfree") as pool, self._stopping():
+            _begin_all(pool, workers)
+            yield partial(self._advance_there, pool)
+
+    @property
+    def _touched(self) -> float:
+        """Numbers that a step touches, about: of sparse rows their entries, unless λx goes through the memory."""
+        of_all = self.samples.dense or self._settings.strength > 0
+        return self.samples.d if of_all else self.samples.rows.nnz / len(self.samples)
+
+    def _advance_here(self, until: int) -> None:
+        """On the caller's thread; Ctrl-C waits, which is why only short runs are done here."""
+        with held_back():
+            while self.step < until:
+                start = time.perf_counter()
+                self._take_(planned(self, self.step, until), lambda plan: self._walk(self._private[0], plan))
+                self.seconds += time.perf_counter() - start
+
+    def _advance_there(self, pool: ThreadPoolExecutor, until: int) -> None:
+        """In a pool, which does not hear of Ctrl-C; the caller does, and has it stop."""
+        stretch = pool.submit(self._advance, pool, until)
+        with self._stopping(stretch):
+            stretch.result()
 
     @contextmanager
     def _stopping(self, *stretches: Future[None]) -> Iterator[None]:
@@ -269,11 +300,16 @@ class LockFree:
             plan = planned(self, self.step, until) if ahead is None else ahead.result()
             end = plan.begin + len(plan.samples)
             ahead = pool.submit(planned, self, end, until) if self.threads > 1 and end < until else None
-            self._shared.counter[NEXT] = self._shared.counter[LEFT] = 0
-            self._shared.ends[:] = self._shared.seen[:] = 0
-            self.written += self._walk_all(pool, plan)
-            self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
+            self._take_(plan, partial(self._walk_all, pool))
             self.seconds += time.perf_counter() - start
+
+    def _take_(self, plan: Plan, walk: Callable[[Plan], int]) -> None:
+        """The steps of a stretch, by those who walk it. What ends between its steps and its books is broken."""
+        self._shared.counter[NEXT] = self._shared.counter[LEFT] = 0
+        self._shared.ends[:] = self._shared.seen[:] = 0
+        with self._breaking():
+            self.written += walk(plan)
+            self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
 
     def _walk_all(self, pool: ThreadPoolExecutor, plan: Plan) -> int:
         """All threads' parts of a stretch; how many coordinates they wrote."""

@@ -20,6 +20,7 @@ SAMPLES, MASKS, EPOCHS = 1, 2, 3
 """Streams of a seed: for draws of samples, for what is sent of them, and for permutations of them."""
 
 
+@lru_cache(maxsize=64)
 def stream_key(seed: int, stream: int) -> np.uint64:
     """The 64-bit key of one stream of a seed."""
     return np.uint64(Key(seed).stream(stream).number)

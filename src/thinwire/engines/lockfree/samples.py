@@ -51,20 +51,15 @@ class Samples:
         """
         loss, rows = Loss.of(loss), _rows(rows)
         n = rows.shape[0]
-        y = _vector(targets, n, "targets")
+        y = _targets(targets, n, loss)
         w = np.ones(n) if weights is None else _vector(weights, n, "weights")
         if (w < 0).any():
             raise DataError(f"weights must be at least 0, got {w.min():g}")
-        if loss.of_classes and not (np.abs(y) == 1).all():
-            strange = y[np.abs(y) != 1][0]
-            raise DataError(
-                f"{loss.name.lower()} loss takes labels -1 and +1, got {strange:g}: map the classes to them"
-            )
         return Samples(rows, y, w, loss, None if units is None else Units.of(units, rows))
 
     def relabelled(self, targets: Any) -> Samples:
         """The same rows and weights with other targets; what was compiled of the rows is shared."""
-        other = replace(Samples.of(self.rows, targets, loss=self.loss, weights=self.weights), units=self.units)
+        other = replace(self, targets=_targets(targets, len(self), self.loss))
         other.__dict__["compiled"] = self.compiled
         return other
 
@@ -138,6 +133,14 @@ def _rows(rows: Any) -> Any:
     if not np.isfinite(values).all():
         raise DataError("rows hold NaN or infinity: impute or drop those samples first")
     return rows
+
+
+def _targets(numbers: Any, n: int, loss: Loss) -> Vector:
+    y = _vector(numbers, n, "targets")
+    if loss.of_classes and not (np.abs(y) == 1).all():
+        strange = y[np.abs(y) != 1][0]
+        raise DataError(f"{loss.name.lower()} loss takes labels -1 and +1, got {strange:g}: map the classes to them")
+    return y
 
 
 def _vector(numbers: Any, n: int, name: str) -> Vector:
