@@ -12,6 +12,7 @@ from thinwire.cli.console import console, say
 from thinwire.cli.kernel_table import floor_line, kernel_table, machine
 from thinwire.cli.measured import Json, Repeats, measured
 from thinwire.cli.options import Page, decimals, integers
+from thinwire.cli.packages import DATA, check_command
 from thinwire.cli.simulation_table import growth_page, simulation_table
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
@@ -21,7 +22,6 @@ from thinwire.experiments.bench.simulation import bench_simulation
 from thinwire.experiments.bench.wire import bench_wire, better_than_ours
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
-from thinwire.report.template import check_report_packages
 
 bench = typer.Typer(no_args_is_help=True, help="Measure kernels, wire format, simulation and threads on this machine.")
 bench.command("lockfree")(lockfree)
@@ -125,8 +125,7 @@ def simulation(
     """
     if rounds < 1 or workers < 1 or threads < 1:
         raise ConfigError(f"rounds, workers and threads must be at least 1, got {rounds}, {workers} and {threads}")
-    if page is not None:
-        check_report_packages()
+    check_command(DATA, page=page)
     torch.set_num_threads(threads)
     loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]
     more = integers(growth, "--growth") if growth else []

@@ -8,19 +8,20 @@ from pathlib import Path
 import typer
 
 from thinwire.cli.console import console, say
+from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.table import result_table
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.summary import summarise
 from thinwire.experiments.train import train
 from thinwire.experiments.verdict import verdict
-from thinwire.report.page import check_report_packages, write_page
+from thinwire.problems.catalogue import TASKS
+from thinwire.report.page import write_page
 
 
 def run_and_show(context: typer.Context, configs: Sequence[RunConfig], record: Path, page: Path | None) -> None:
     """Train with a progress display, print the table and the verdict, write the page if one is wanted."""
-    if page is not None:
-        check_report_packages()
+    check_command(TASKS[configs[0].task].packages, page=page)
     out = console()
     with progress(out, len(configs), configs[0].workers, configs[0].engine) as listener:
         runs = train(configs, record, command=["thinwire", *context.obj], listener=listener)

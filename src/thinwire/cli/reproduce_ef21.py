@@ -11,6 +11,7 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.cli.packages import DATA, check_command
 from thinwire.errors import ConfigError
 from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
 from thinwire.experiments.ef21.records import KIND, read_outcomes
@@ -21,7 +22,6 @@ from thinwire.experiments.outcomes import Writer
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, places, stem
 from thinwire.report.ef21 import COUNTS, UNITS, write_ef21_page
-from thinwire.report.template import check_report_packages
 
 QUICK_FIGURES = ("tuned", "tolerance")
 
@@ -70,6 +70,7 @@ def ef21(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+    check_command(DATA, page=page)
     where = places(_names(dataset, data), data)
     everything = settings(
         list(where),
@@ -77,8 +78,6 @@ def ef21(
         rounds if rounds is not None else QUICK_ROUNDS if quick else ROUNDS,
     )
     wanted = _possible(everything, where, named=figures is not None)
-    if page is not None:
-        check_report_packages()
     record = options.record_path(out, KIND)
     done = {one.setting: one for one in (read_outcomes(record) if resume and record.exists() else ())}
     outcomes, whole = run_all(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
+from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
 from thinwire.experiments.memsgd.settings import (
     FIGURES,
@@ -17,8 +18,6 @@ from thinwire.experiments.memsgd.settings import (
     REPEATS,
     SAMPLES,
 )
-from thinwire.extras import require
-from thinwire.report.template import check_report_packages
 
 PAPER_CORES = (1, 2, 3, 5, 8, 10, 12, 15, 18, 20, 24)
 
@@ -86,9 +85,7 @@ def memsgd(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
-    if page is not None:
-        check_report_packages()
-    require("numba", "fast", "the lock-free engine")
+    check_command(THREADS, DATA, page=page)
     from thinwire.cli import memsgd_figures  # only now: it imports numba, which other commands can do without
 
     request = memsgd_figures.Request(

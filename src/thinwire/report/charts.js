@@ -70,7 +70,7 @@ function bounds(drawn, {log, zero, percent, span}) {
   if (log) return low < high ? [low / (high / low) ** .04, high * (high / low) ** .04] : [low / 2, high * 2];
   if (zero) return [Math.min(0, low), high > 0 ? high : 1];
   const room = .05 * (high - low || Math.abs(high) || 1);
-  return [percent ? Math.max(0, low - room) : low - room, percent ? Math.min(1, high + room) : high + room];
+  return [percent && low >= 0 ? Math.max(0, low - room) : low - room, percent && high <= 1 ? Math.min(1, high + room) : high + room];
 }
 
 function shown(chart, section) {

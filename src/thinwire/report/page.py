@@ -11,8 +11,8 @@ from thinwire.experiments.numbers import (
     metric_name,
     plural,
     show_bytes,
+    show_fewer,
     show_metric,
-    show_ratio,
     show_seconds,
 )
 from thinwire.experiments.records import RunRecord
@@ -21,7 +21,6 @@ from thinwire.experiments.verdict import verdict
 from thinwire.report.curves import curves
 from thinwire.report.figures import Axis, Chart, Section, Series, page_text
 from thinwire.report.palette import Look, styles
-from thinwire.report.template import check_report_packages as check_report_packages
 from thinwire.report.template import write_text
 
 FOOTER = (
@@ -86,7 +85,7 @@ def _phrases(run: RunRecord) -> tuple[str, ...]:
 
 
 def _head(rows: Sequence[Row]) -> list[str]:
-    ratios = ["bytes against\nfp32", "bytes against\nfp16"]
+    ratios = ["fewer bytes\nthan fp32", "fewer bytes\nthan fp16"]
     return ["method", "lr", metric_name(rows[0]), "seeds", "a worker sent", *ratios, "wall time"]
 
 
@@ -97,8 +96,8 @@ def _cells(row: Row) -> list[str]:
         show_metric(row),
         str(len(row.runs)),
         show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
-        show_ratio(row.ratio_fp32),
-        show_ratio(row.ratio_fp16),
+        show_fewer(row.ratio_fp32),
+        show_fewer(row.ratio_fp16),
         show_seconds(row.seconds.mean) if row.seconds else NOTHING,
     ]
 

@@ -17,9 +17,8 @@ from thinwire.extras import require
 PURPOSE = "the report page"
 
 
-def check_report_packages() -> None:
-    """A `BackendError` now rather than after the work, where jinja2 is missing."""
-    require("jinja2", "report", PURPOSE)
+REPORT = {"jinja2": "report"}
+"""What a page needs, and the extra that brings it."""
 
 
 def fill(template: str, data: Any, sections: Sequence[Any], footer: str) -> str:
