@@ -1,5 +1,8 @@
 """thinwire: data-parallel training that sends few bytes and remembers what it did not send."""
 
+from typing import TYPE_CHECKING
+
+from thinwire.channel import Channel as Channel
 from thinwire.checkpoint import merge_states as merge_states
 from thinwire.compressors import QSGD as QSGD
 from thinwire.compressors import Compressor as Compressor
@@ -34,14 +37,29 @@ from thinwire.feedback import EF21Plus as EF21Plus
 from thinwire.feedback import Feedback as Feedback
 from thinwire.feedback import Hybrid as Hybrid
 from thinwire.feedback import MemSGD as MemSGD
+from thinwire.feedback import Need as Need
 from thinwire.feedback import Plain as Plain
+from thinwire.feedback import Round as Round
 from thinwire.feedback import Route as Route
 from thinwire.feedback import Target as Target
 from thinwire.feedback import ThreePCv2 as ThreePCv2
 from thinwire.feedback import ThreePCv4 as ThreePCv4
 from thinwire.feedback import ThreePCv5 as ThreePCv5
 from thinwire.layout import Layout as Layout
+from thinwire.ledger import Ledger as Ledger
 from thinwire.ops import Key as Key
 from thinwire.schedule import Warmup as Warmup
 from thinwire.spec import parse as parse
 from thinwire.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from thinwire import moments as moments
+else:
+
+    def __getattr__(name: str) -> object:
+        """`thinwire.moments`, imported when first used: it takes half as long as all the rest, and few need it."""
+        if name == "moments":
+            from importlib import import_module
+
+            return import_module("thinwire.moments")
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from thinwire.errors import BackendError
@@ -25,3 +27,24 @@ def require(module: str, extra: str, purpose: str) -> Any:
         raise BackendError(
             f"{purpose} needs the package {package!r}, which is not installed; run\n  pip install 'thinwire[{extra}]'"
         ) from None
+
+
+def check_packages(needed: Mapping[str, str], purpose: str) -> None:
+    """A `BackendError` that names all packages that are missing, before any work; `needed` gives the extra of each.
+
+    Nothing is imported.
+
+    >>> check_packages({"json": "report", "no_such": "tasks", "nor_this": "fast"}, "the demo")
+    Traceback (most recent call last):
+    thinwire.errors.BackendError: the demo needs the packages 'no_such' and 'nor_this', which are not installed; run
+      pip install 'thinwire[tasks,fast]'
+    """
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(needed[name] for name in missing))
+        raise BackendError(f"{purpose} needs {_list(missing)} not installed; run\n  pip install 'thinwire[{extras}]'")
+
+
+def _list(names: list[str]) -> str:
+    quoted = " and ".join(map(repr, names))
+    return f"the package {quoted}, which is" if len(names) == 1 else f"the packages {quoted}, which are"

@@ -24,6 +24,7 @@ BLOCKS = [
 def run(command: list[str], folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"\w*Warning: .*", done.stderr), done.stderr
     return done.stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,6 +30,7 @@ from thinwire import (
 )
 from thinwire.feedback.criterion import Criterion
 from thinwire.feedback.increments import Increments
+from thinwire.spec import NAMES
 
 WORKERS = 3
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
@@ -72,10 +75,25 @@ def test_parse_reads_what_str_writes(rule: Feedback) -> None:
     assert parse(str(rule)) == rule
 
 
+@each_method
+def test_parse_reads_pythons_spelling(rule: Feedback) -> None:
+    """As Python shows it, and as people write it: the text form with classes for names."""
+    assert parse(repr(rule)) == rule
+    assert parse(as_python(str(rule))) == rule
+    assert parse(as_python(str(rule), "thinwire.")) == rule
+    assert str(parse(repr(rule))) == str(rule)
+
+
+def as_python(text: str, module: str = "") -> str:
+    """The text form with the name of its class for each name: EF21(TopK(0.1)) for ef21(topk(0.1))."""
+    return re.sub(r"(\w+)\(", lambda match: f"{module}{NAMES[match[1]].__name__}(", text)
+
+
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
 def test_a_route_reads_back_too(compressor: Feedback) -> None:
     route = Route({"a.*": compressor, "[bc]?": MemSGD(TopK(0.5)), "*": Identity()}, min_numel=3)
     assert parse(str(route)) == route
+    assert parse(repr(route)) == route
 
 
 @each_memory

@@ -27,7 +27,7 @@ from tests.paper.runs import (
     tolerance,
 )
 
-from thinwire import HardThreshold, Key, MemSGD, Plain, RandK, ScaledSign, Simulation, TopK
+from thinwire import Compressor, HardThreshold, Key, MemSGD, Plain, RandK, ScaledSign, Simulation, Strom, TopK
 from thinwire.ops import randk_indices
 
 K = 3
@@ -70,6 +70,34 @@ def test_rand_k(shared: bool) -> None:
     mine = ours(MemSGD(RandK(count=k, shared=shared)), problem.gradient, problem.start, halving)
     assert_moved(mine)
     assert np.array_equal(mine, theirs)
+
+
+def above(tau: float, step: Callable[[int], float]) -> paper.Compress:
+    """Of p in update units what reaches the step size times tau: tau is in gradient units."""
+    return lambda p, t, i: np.where(np.abs(p) >= step(t) * tau, p, 0.0)
+
+
+def signs_above(tau: float, step: Callable[[int], float]) -> paper.Compress:
+    """Strom's message in update units: the step size times tau, with p's signs."""
+    return lambda p, t, i: np.where(np.abs(p) >= step(t) * tau, np.sign(p) * step(t) * tau, 0.0)
+
+
+@pytest.mark.parametrize("step", [halving, cosine, decay], ids=["halving", "cosine", "step decay"])
+@pytest.mark.parametrize(
+    ("compressor", "transcribed"),
+    [(HardThreshold(0.5), above), (Strom(0.5), signs_above)],
+    ids=["threshold", "strom"],
+)
+def test_a_threshold_compares_updates_with_the_step_size_times_tau(
+    compressor: Compressor, transcribed: Callable[..., paper.Compress], step: Callable[[int], float]
+) -> None:
+    problem = Quadratics()
+    theirs, _ = paper.mem_sgd(problem.gradient, problem.start, WORKERS, transcribed(0.5, step), step, STEPS)
+    mine = ours(MemSGD(compressor), problem.gradient, problem.start, step)
+    assert_moved(mine)
+    if step is halving:
+        assert np.array_equal(mine, theirs)
+    assert_close(mine, theirs)
 
 
 def test_scaled_sign() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +13,17 @@ from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 
+import thinwire
 from thinwire import parse
 from thinwire.cli.main import app, main
+from thinwire.cli.progress import progress
 from thinwire.errors import SpecError
 from thinwire.experiments import read_records
+from thinwire.experiments.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.experiments.peers import PEERS
+from thinwire.problems import TASKS
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]
 TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--force", "--debug"}
@@ -98,6 +106,76 @@ def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
     assert f"thinwire {command}" in capsys.readouterr().out.partition("Usage")[2].partition("\n")[2]
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"thinwire {thinwire.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_help_lists_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert words >= {*TASKS, *OPTIMIZERS, *SCHEDULES, *PEERS}
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "extras"),
+    [
+        (["demo"], ["sklearn", "jinja2"], "tasks,report"),
+        (["compare", "logistic", "dense", "--page", "p.html"], ["scipy", "jinja2"], "tasks,report"),
+        (["reproduce", "vgc", "--small", "--page", "p.html"], ["sklearn", "jinja2"], "tasks,report"),
+        (["reproduce", "memsgd", "--quick", "--page", "p.html"], ["numba", "sklearn", "jinja2"], "fast,tasks,report"),
+        (["reproduce", "ef21", "--quick", "--page", "p.html"], ["sklearn", "scipy", "jinja2"], "tasks,report"),
+        (["bench", "simulate", "--page", "p.html"], ["scipy", "jinja2"], "tasks,report"),
+        (["bench", "lockfree"], ["numba", "sklearn"], "fast,tasks"),
+        (["theory", "ef21(topk(count=1))"], ["sklearn", "scipy"], "tasks"),
+    ],
+)
+def test_all_missing_packages_are_named_at_once(
+    words: list[str],
+    missing: list[str],
+    extras: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert " and ".join(map(repr, missing)) in err
+    assert f"pip install 'thinwire[{extras}]'" in err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_bar_has_room_for_the_methods_name(width: int) -> None:
+    out = Console(width=width, force_terminal=True, color_system=None, record=True, file=io.StringIO())
+    about = {"metric": "accuracy", "percent": True}
+    with progress(out, 1, 4, "ddp") as hear:
+        config = {"method": "memsgd(topk(0.01))", "seed": 0, "steps": 300}
+        hear({"kind": "run", "config": config, "task": about})
+        hear({"kind": "step", "step": 150, "loss": 0.1234, "sent_bytes": 2_550_000})
+    drawn = out.export_text()
+    last = drawn[drawn.rindex("memsgd(") :].rstrip()
+    assert last.startswith("memsgd(topk(0.01)) · seed 0")
+    assert "150/300" in last
+    assert "loss 0.123" in last
+    assert ("2.55 MB" in last) == (width >= 80)
+    assert ("━" in last) == (width >= 120)
+    assert "\n" not in last
+    assert len("⠋ ") + len(last) <= width
+
+
+def test_more_bytes_than_dense_are_called_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """The logistic model has 31 parameters: a message's own bytes outweigh them."""
+    words = ["compare", "logistic", "dense", "memsgd(topk(0.9))", *QUICK, "--page", "p.html"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"sent \(\d\.\d\d times more than fp32\)", out)
+    assert re.search(r"memsgd\(topk\(0.9\)\) .* \d\.\d\d× more +\d\.\d\d× more", out)
+    assert not re.search(r"\b0\.\d\d(×| times)", out)
+    assert re.search(r"<td>\d\.\d\d× more</td>", Path("p.html").read_text())
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

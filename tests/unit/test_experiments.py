@@ -325,6 +325,9 @@ def test_the_verdict_says_what_was_saved_and_whether_it_paid(record: Path) -> No
     assert paid.startswith("Compression did not pay in wall time here: memsgd(topk(0.1)) 3.00 s, dense 1.00 s.")
     assert apart.startswith("Times are of training steps alone; compiling and warming up took ")
     assert verdict(summarise(runs[1:]))[0].startswith("Times are of training steps alone")
+    more = [dataclasses.replace(run, end={**run.end, "ratio_fp32": 0.86, "ratio_fp16": 0.43}) for run in runs]
+    saved = verdict(summarise(more))[0]
+    assert "sent 1.16 times more bytes than float32 all-reduce (2.33 times more than float16)" in saved
     far = [runs[0], told(runs[2], 0.5, 0.5)]
     assert verdict(summarise(far))[0].startswith("No compressed method came within 1% of dense (90.0 %)")
     assert verdict(summarise(far))[1].startswith("Whether compression pays in wall time is not settled")

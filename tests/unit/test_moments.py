@@ -581,6 +581,7 @@ def test_a_rule_that_needs_no_moments_of_a_parameter_leaves_it_out() -> None:
         model(numbers(BATCH, 4).float()).mean().backward()
         assert all(q.count_nonzero() for q in moments.take().values())
     assert watch(model, rule=thinwire.EF21(thinwire.TopK(0.1))).names == ()
+    assert watch(model, rule="ef21(topk(0.1))").names == ()
     with pytest.raises(AttachError, match="1 of 5 parameters"):
         watch(model, rule=thinwire.VGC())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from thinwire import EF21, QSGD, MemSGD, Plain, Route, TopK, Warmup, parse
 from thinwire.errors import ConfigError, SpecError
-from thinwire.spec import COMPRESSORS, NAMES, RULES
+from thinwire.spec import COMPRESSORS, NAMES, RULES, SPELLINGS, rule_from
 
 
 def mistake(text: str) -> SpecError:
@@ -33,6 +33,10 @@ def mistake(text: str) -> SpecError:
             Route({"e*": NAMES["identity"](), "*": TopK(0.1)}, 0),
         ),
         ("ef21(\n  topk(0.01)\n)", EF21(TopK(0.01))),
+        ("EF21(TopK(0.01))", EF21(TopK(0.01))),
+        ("MemSGD(topk(count=3))", MemSGD(TopK(count=3))),
+        ("memsgd(thinwire.TopK(thinwire.Warmup(0.25, 0.01, 100)))", MemSGD(TopK(Warmup(0.25, 0.01, 100)))),
+        ("Route({'*': TopK(ratio=0.1, count=None)}, min_numel=0)", Route({"*": TopK(0.1)}, 0)),
     ],
 )
 def test_a_text_names_a_rule(text: str, rule: object) -> None:
@@ -43,8 +47,16 @@ def test_a_text_names_a_rule(text: str, rule: object) -> None:
     ("text", "under", "problem"),
     [
         ("bogus(0.1)", "bogus", "unknown name 'bogus'; known: clag, contractive, econtrol, ef21"),
-        ("ef21(topq(0.01))", "topq", "unknown name 'topq'; known: "),
-        ("route({'*': ef21(topq(0.01))})", "topq", "unknown name 'topq'"),
+        ("ef21(topq(0.01))", "topq", "unknown name 'topq'; did you mean topk? known: "),
+        ("route({'*': ef21(topq(0.01))})", "topq", "unknown name 'topq'; did you mean topk?"),
+        ("MEMSGD(topk(0.01))", "MEMSGD", "did you mean memsgd?"),
+        ("mem_sgd(topk(0.01))", "mem_sgd", "did you mean memsgd?"),
+        ("ef21(HardTreshold(0.01))", "HardTreshold", "did you mean threshold?"),
+        ("ef21_sgdm(topk(0.01))", "ef21_sgdm", "did you mean ef21sgdm?"),
+        ("torch.MemSGD(topk(0.01))", "torch", "expected name(...), a number or a word"),
+        ("thinwire.attach(topk(0.01))", "thinwire", "unknown name 'attach'; known"),
+        ("MemSGD(TopK)", "TopK", "TopK needs its brackets: TopK(...)"),
+        ("MemSGD()", "MemSGD", "memsgd missing 1 required positional argument: 'compressor'"),
         ("ef21(topk(2))", "topk", "topk ratio must lie in (0, 1], got 2: write 1 % as topk(0.01)"),
         ("ef21(topk(0))", "topk", "got 0"),
         ("memsgd(topk(count=0))", "topk", "topk count must be at least 1, got 0"),
@@ -71,7 +83,8 @@ def test_a_text_names_a_rule(text: str, rule: object) -> None:
         ("ef21([topk(0.1)])", "[", "expected name(...), a number or a word"),
         ("ef21(lambda: 0)", "lambda", "expected name(...), a number or a word"),
         ("__import__('os')", "__import__", "unknown name '__import__'"),
-        ("ef21(topk(None))", "None", "expected name(...), a number or a word"),
+        ("ef21(topk(None))", "topk", "topk takes either a ratio or count=, got ratio=None and count=None"),
+        ("ef21(topk(...))", "...", "expected name(...), a number or a word"),
         ("ef21(topk(2j))", "2j", "expected name(...), a number or a word"),
     ],
 )
@@ -143,8 +156,46 @@ def test_only_text_can_be_read(text: object) -> None:
         parse(text)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "value", [MemSGD(TopK(0.01)), "memsgd(topk(0.01))", "MemSGD(TopK(0.01))", "thinwire.MemSGD(topk(ratio=0.01))"]
+)
+def test_a_rule_is_given_as_itself_or_as_text(value: object) -> None:
+    assert rule_from(value) == MemSGD(TopK(0.01))
+
+
+def test_a_compressor_is_given_as_itself_or_as_text() -> None:
+    assert rule_from(TopK(0.01)) == rule_from("topk(0.01)") == rule_from("TopK(0.01)") == Plain(TopK(0.01))
+
+
+@pytest.mark.parametrize("value", [None, 5, b"ef21(topk(0.1))", EF21, Warmup(0.5, 0.1, 3)], ids=repr)
+def test_what_is_no_rule_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="expected a rule such as"):
+        rule_from(value)
+
+
 words = st.sampled_from(
-    [*NAMES, "(", ")", ",", "=", "0.1", "'*'", "{", "}", ":", "-", "3", " ", "start", "zero", "**", "count"]
+    [
+        *NAMES,
+        *SPELLINGS,
+        "None",
+        ".",
+        "(",
+        ")",
+        ",",
+        "=",
+        "0.1",
+        "'*'",
+        "{",
+        "}",
+        ":",
+        "-",
+        "3",
+        " ",
+        "start",
+        "zero",
+        "**",
+        "count",
+    ]
 )
 
 

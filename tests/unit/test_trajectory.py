@@ -106,6 +106,12 @@ def test_gradients_of_those_who_stay_away_are_not_taken(
     assert sum(few) < 2 * probability * WORKERS * 39 + 4  # 4 times worker 0's norms
 
 
+def test_a_rule_may_be_given_as_text() -> None:
+    by_text = simulate(problem(), "EF21(topk(count=1))", steps=5, step_size=0.1, beyond_theory=True)
+    by_value = simulate(problem(), EF21(TopK(count=1)), steps=5, step_size=0.1, beyond_theory=True)
+    assert by_text.losses == by_value.losses
+
+
 def test_the_run_is_that_of_channels() -> None:
     """CSR rows: one worker's gradient is its row of all workers', bit for bit."""
     rule, inner = EF21PP(TopK(count=1), 0.3), problem()

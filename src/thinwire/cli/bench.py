@@ -13,6 +13,7 @@ from thinwire.cli.kernel_table import floor_line, kernel_table, machine
 from thinwire.cli.measured import Json, Repeats, measured
 from thinwire.cli.options import Force, Page, decimals, integers
 from thinwire.cli.outputs import check_page
+from thinwire.cli.packages import DATA, check_command
 from thinwire.cli.simulation_table import growth_page, simulation_table
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
@@ -126,6 +127,7 @@ def simulation(
     """
     if rounds < 1 or workers < 1 or threads < 1:
         raise ConfigError(f"rounds, workers and threads must be at least 1, got {rounds}, {workers} and {threads}")
+    check_command(DATA, page=page)
     check_page(page, force=force)
     torch.set_num_threads(threads)
     loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]

@@ -11,9 +11,9 @@ from thinwire.cli.kernel_table import machine
 from thinwire.cli.lockfree_table import reach_table, speed_table
 from thinwire.cli.measured import Json, Repeats, measured
 from thinwire.cli.options import integers
+from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
 from thinwire.experiments.bench.linear_data import ENTRIES, SHAPES, SPARSE_D
-from thinwire.extras import require
 from thinwire.problems import load_dataset
 
 
@@ -57,7 +57,7 @@ def lockfree(
         )
     if units not in ("popularity", "equal"):
         raise ConfigError(f"--units is popularity or equal, got {units}")
-    require("numba", "fast", "the lock-free engine")
+    check_command(THREADS, DATA)
     from thinwire.experiments.bench.lockfree import bench_lockfree
     from thinwire.experiments.bench.reach import bench_reach
 

@@ -9,13 +9,14 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
 from thinwire.experiments.compare import comparison
+from thinwire.experiments.peers import PEERS
 
 
 def compare(
     context: typer.Context,
     task: options.TaskName,
     methods: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help="Methods: rules' texts, or dense, fp16, powersgd.")
+        list[str], typer.Argument(metavar="SPEC...", help=f"Methods: rules' texts, or {options.one_of(PEERS)}.")
     ],
     seeds: options.Seeds = "0",
     workers: options.Workers = 4,
@@ -48,7 +49,7 @@ def compare(
 
       thinwire compare digits dense fp16 'memsgd(topk(0.01))' --seeds 0,1,2
 
-      thinwire compare logistic dense 'ef21(topk(0.1))' --engine sim --page it.html
+      thinwire compare text dense 'ef21sgdm(topk(0.01))' --engine sim --page it.html
 
       thinwire compare digits dense 'memsgd(sign())' --lr 0.2,0.1
     """

@@ -13,7 +13,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from thinwire.cli.console import INTERRUPTED, console, say
@@ -41,7 +41,8 @@ def run_all(
 ) -> tuple[list[Done], bool]:
     """The runs that came to their end, and whether those are all; `wanted` says how long each bar is."""
     out = Console(stderr=True, highlight=False) if quiet else console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    name = TextColumn("{task.description}", table_column=Column(overflow="fold"))
+    columns = (name, BarColumn(bar_width=14), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     bars = Progress(*columns, console=out, disable=not out.is_terminal, transient=True)
     try:
         with closing(writer), bars:

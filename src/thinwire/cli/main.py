@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -18,16 +19,33 @@ from thinwire.cli.reproduce import reproduce
 from thinwire.cli.theory import theory
 from thinwire.cli.train import train
 from thinwire.errors import ThinwireError
+from thinwire.version import __version__
 
 app = typer.Typer(
     name="thinwire",
-    help="Data-parallel training that sends few bytes and remembers what it did not send.",
     epilog="Start with: thinwire demo",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"thinwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Data-parallel training that sends few bytes and remembers what it did not send."""
+
+
 for command in (demo, train, compare, report, theory, info):
     app.command(no_args_is_help=command in (train, compare, report, theory))(command)
 app.add_typer(bench, name="bench")

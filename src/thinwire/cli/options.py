@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -11,10 +11,29 @@ from typing import Annotated, TypeVar
 import typer
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.problems.catalogue import TASKS
 
 Number = TypeVar("Number", int, float)
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, text or logistic.")]
+
+def one_of(names: Iterable[str]) -> str:
+    """The names there are, in words: a, b or c."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _tasks() -> str:
+    """Every task with what it is."""
+    return "; ".join(f"{name} ({task.about})" for name, task in TASKS.items())
+
+
+def _reads() -> str:
+    """What tasks may be given as data, task by task."""
+    return "; ".join(f"for {name}: {task.reads}" for name, task in TASKS.items() if task.reads)
+
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help=f"{_tasks()}.")]
 Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")]
 Workers = Annotated[int, typer.Option("--workers", "-n", help="Number of workers.")]
 Engine = Annotated[
@@ -26,17 +45,15 @@ Batch = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option("--optimizer", help="sgd, momentum, adam or adamw (default: the task's).", show_default=False),
+    typer.Option("--optimizer", help=f"{one_of(OPTIMIZERS)} (default: the task's).", show_default=False),
 ]
 Schedule = Annotated[
     str | None,
-    typer.Option(
-        "--schedule", help="Learning rate: constant, cosine or decay (default: the task's).", show_default=False
-    ),
+    typer.Option("--schedule", help=f"Learning rate: {one_of(SCHEDULES)} (default: the task's).", show_default=False),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="A two-class LIBSVM file for logistic, plain or .bz2, .gz, .xz.", show_default=False),
+    typer.Option("--data", help=f"{_reads()}.", show_default=False),
 ]
 Evaluations = Annotated[int, typer.Option("--evaluations", help="How often the test metric is taken during a run.")]
 Out = Annotated[

@@ -9,12 +9,14 @@ import typer
 
 from thinwire.cli.console import console, say
 from thinwire.cli.outputs import check_outputs
+from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.table import result_table
 from thinwire.experiments.config import RunConfig
 from thinwire.experiments.summary import summarise
 from thinwire.experiments.train import train
 from thinwire.experiments.verdict import verdict
+from thinwire.problems.catalogue import TASKS
 from thinwire.report.page import write_page
 
 
@@ -22,6 +24,7 @@ def run_and_show(
     context: typer.Context, configs: Sequence[RunConfig], record: Path, page: Path | None, *, force: bool
 ) -> None:
     """Train with a progress display, print the table and the verdict, write the page if one is wanted."""
+    check_command(TASKS[configs[0].task].packages, page=page)
     check_outputs(record, page, force=force)
     out = console()
     with progress(out, len(configs), configs[0].workers, configs[0].engine) as listener:

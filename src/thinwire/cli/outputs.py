@@ -12,13 +12,11 @@ from rich.console import Console
 from thinwire.cli.console import say
 from thinwire.errors import RecordWarning
 from thinwire.experiments.destination import FORCE, RESUME, check_destination, check_distinct
-from thinwire.report.template import check_report_packages
 
 
 def check_page(page: Path | None, option: str = "--page", *, force: bool) -> None:
     """Refuse a page that could not be written, or would be written over something, when the work is done."""
     if page is not None:
-        check_report_packages()
         check_destination(page, "page", option, force=force)
 
 

@@ -21,9 +21,11 @@ from rich.progress import (
 from rich.table import Column
 
 from thinwire.cli.console import say
-from thinwire.experiments.numbers import plural, show_bytes, show_ratio, show_seconds, show_value
+from thinwire.experiments.numbers import plural, show_bytes, show_seconds, show_value, times_fewer
 from thinwire.experiments.recorder import Listener
-from thinwire.experiments.summary import Spread
+
+ROOM_FOR_BAR, ROOM_FOR_BYTES = 96, 76
+"""Columns of a terminal from which on they are shown: a name then has 33 or more."""
 
 
 @contextmanager
@@ -34,18 +36,23 @@ def progress(out: Console, runs: int, workers: int, engine: str) -> Iterator[Lis
         say(out, f"{plural(runs, 'run')} with {how}")
         yield _Lines(out, runs).hear
         return
-    with Progress(*_columns(), console=out) as bars:
+    with Progress(*_columns(out.width), console=out) as bars:
         yield _Bars(bars, f"starting {how}").hear
 
 
-def _columns() -> Iterator[ProgressColumn]:
-    """All columns keep their width but the method's name, which is folded in a narrow terminal."""
+def _columns(width: int) -> Iterator[ProgressColumn]:
+    """All columns keep their width but the method's name, which is folded in a narrow terminal.
+
+    What a narrow one has no room for beside a name: first the bar, which the count of steps repeats, then the bytes.
+    """
     yield SpinnerColumn(finished_text="[green]✓[/]", table_column=Column(no_wrap=True))
     yield TextColumn("{task.description}", table_column=Column(overflow="fold"))
-    yield BarColumn(bar_width=14, table_column=Column(no_wrap=True, min_width=14))
+    if width >= ROOM_FOR_BAR:
+        yield BarColumn(bar_width=14, table_column=Column(no_wrap=True, min_width=14))
     yield MofNCompleteColumn(table_column=Column(no_wrap=True))
     yield TextColumn("{task.fields[loss]}", justify="right")
-    yield TextColumn("{task.fields[sent]}", justify="right")
+    if width >= ROOM_FOR_BYTES:
+        yield TextColumn("{task.fields[sent]}", justify="right")
     yield TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True, min_width=5))
 
 
@@ -105,7 +112,7 @@ class _Lines:
             self._run = line
         elif line["kind"] == "end":
             self._ended += 1
-            ratio = f" ({show_ratio(Spread.of([line['ratio_fp32']]))} fewer than fp32)" if line["sent_bytes"] else ""
+            ratio = f" ({times_fewer(line['ratio_fp32'])} than fp32)" if line["sent_bytes"] else ""
             say(
                 self._out,
                 f"[{self._ended}/{self._runs}] {_title(self._run)}: {_result(self._run, line)}, "

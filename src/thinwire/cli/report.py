@@ -10,6 +10,7 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.outputs import check_page, noted
+from thinwire.cli.packages import check_command
 from thinwire.experiments.destination import check_distinct
 from thinwire.experiments.numbers import plural
 from thinwire.experiments.records import read_records
@@ -33,6 +34,7 @@ def report(
 
       thinwire report runs/*.jsonl --out comparison.html
     """
+    check_command(page=out)
     check_page(out, "--out", force=force)
     for record in records:
         check_distinct(record, out, "a record and --out")

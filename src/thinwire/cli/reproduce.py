@@ -13,6 +13,7 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import INTERRUPTED, console, say
 from thinwire.cli.outputs import check_outputs
+from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.reproduce_ef21 import ef21
 from thinwire.cli.reproduce_memsgd import memsgd
@@ -25,6 +26,7 @@ from thinwire.experiments.summary import summarise
 from thinwire.experiments.train import train
 from thinwire.experiments.vgc.result import claim, results
 from thinwire.experiments.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
+from thinwire.problems.catalogue import TASKS
 from thinwire.report.page import write_page
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
@@ -92,6 +94,7 @@ def vgc(
         data=data,
         device=device,
     )
+    check_command(TASKS[configs[0].task].packages, page=page)
     record = options.record_path(out, "vgc")
     check_outputs(record, page, force=force, resume=resume)
     runs, whole = _train(context, configs, record, resume, force, quiet=as_json)

@@ -12,6 +12,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
 from thinwire.cli.outputs import check_outputs, noted
+from thinwire.cli.packages import DATA, check_command
 from thinwire.errors import ConfigError
 from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
 from thinwire.experiments.ef21.records import KIND, read_outcomes
@@ -71,6 +72,7 @@ def ef21(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+    check_command(DATA, page=page)
     record = options.record_path(out, KIND)
     check_outputs(record, page, force=force, resume=resume)
     where = places(_names(dataset, data), data)

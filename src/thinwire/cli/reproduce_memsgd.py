@@ -8,6 +8,7 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outputs import check_outputs
+from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
 from thinwire.experiments.memsgd.settings import (
     FIGURES,
@@ -18,7 +19,6 @@ from thinwire.experiments.memsgd.settings import (
     REPEATS,
     SAMPLES,
 )
-from thinwire.extras import require
 
 PAPER_CORES = (1, 2, 3, 5, 8, 10, 12, 15, 18, 20, 24)
 
@@ -87,9 +87,9 @@ def memsgd(
     """
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+    check_command(THREADS, DATA, page=page)
     record = options.record_path(out, "memsgd")
     check_outputs(record, page, force=force, resume=resume)
-    require("numba", "fast", "the lock-free engine")
     from thinwire.cli import memsgd_figures  # only now: it imports numba, which other commands can do without
 
     request = memsgd_figures.Request(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from thinwire.experiments.bench.simulation import SimulationRow
 from thinwire.experiments.numbers import NOTHING, show_bytes, show_seconds
-from thinwire.report.figures import Chart, Section, Series, write_figures
+from thinwire.report.figures import Axis, Chart, Section, lines, write_figures
 
 HEAD = (
     "data", "samples", "d", "workers", "rounds", "ours", "ms a round", "numpy", "numpy / ours", "apart", "worker holds"
@@ -47,14 +47,16 @@ def growth_page(rows: Sequence[SimulationRow], path: Path) -> None:
     """The table, and time and memory against the number of workers."""
     names = list(dict.fromkeys(row.dataset for row in rows))
     of = {name: [row for row in rows if row.dataset == name] for name in names}
-    time = [Series(name, [row.workers for row in of[name]], [row.ours_ms for row in of[name]]) for name in names]
+    time = [(name, [row.workers for row in of[name]], [row.ours_ms for row in of[name]]) for name in names]
     held = [
-        Series(name, [row.workers for row in of[name]], [row.workers * row.worker_bytes for row in of[name]])
+        (name, [row.workers for row in of[name]], [row.workers * row.worker_bytes for row in of[name]])
         for name in names
     ]
+    workers = Axis("workers", log=True, unit="", noun="workers")
+    milliseconds, memory = Axis("milliseconds", log=True), Axis("", log=True, unit="B")
     charts = [
-        Chart("Time of a round", "EF21, top-1, exact gradients", "workers", "milliseconds", time, log_x=True),
-        Chart("Memory", "data, state and gradients of all workers", "workers", "bytes", held, log_x=True),
+        Chart("Time of a round", "EF21, top-1, exact gradients", workers, milliseconds, lines(time)),
+        Chart("Memory", "data, state and gradients of all workers", workers, memory, lines(held)),
     ]
     facts = ["EF21", "top-1", "float64", "logistic regression"]
     write_figures([Section("Simulation", facts, [], [HEAD, *map(cells, rows)], charts)], path)

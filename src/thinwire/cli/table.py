@@ -13,8 +13,8 @@ from thinwire.experiments.numbers import (
     metric_name,
     plural,
     show_bytes,
+    show_fewer,
     show_metric,
-    show_ratio,
     show_seconds,
     show_spread,
 )
@@ -66,7 +66,7 @@ def _cells(row: Row, one_rate: bool, accuracy: bool) -> list[str]:
         show_metric(row),
         *([show_spread(row.accuracy, percent=True)] if accuracy else []),
         show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
-        show_ratio(row.ratio_fp32),
-        show_ratio(row.ratio_fp16),
+        show_fewer(row.ratio_fp32),
+        show_fewer(row.ratio_fp16),
         show_seconds(row.seconds.mean) if row.seconds else NOTHING,
     ]

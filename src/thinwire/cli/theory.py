@@ -12,6 +12,7 @@ from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import console, say
+from thinwire.cli.packages import DATA, check_command
 from thinwire.cli.theory_tables import constants_table, steps_table
 from thinwire.experiments.constants import constants
 from thinwire.problems import OBJECTIVES, load_dataset, objective, split_rows
@@ -67,6 +68,7 @@ def theory(
       thinwire theory 'ef21sgdm(topk(0.1), eta=0.1)' --problem l2 --split skewed --concentration 0.1 --json
     """
     rule = parse(spec)
+    check_command(DATA)
     loaded = load_dataset(dataset, data)
     shards = split_rows(split, loaded.labels, workers, concentration, seed)
     found = constants(rule, objective(problem, loaded, shards, strength))

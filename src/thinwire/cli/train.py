@@ -9,13 +9,14 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
 from thinwire.experiments.config import RunConfig
+from thinwire.experiments.peers import PEERS
 
 
 def train(
     context: typer.Context,
     task: options.TaskName,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="A rule such as 'memsgd(topk(0.01))', or dense, fp16, powersgd.")
+        str, typer.Option("--method", "-m", help=f"A rule such as 'memsgd(topk(0.01))', or {options.one_of(PEERS)}.")
     ] = "memsgd(topk(0.01))",
     workers: options.Workers = 4,
     engine: options.Engine = "ddp",
@@ -35,9 +36,6 @@ def train(
     debug: options.Debug = False,
 ) -> None:
     """Train TASK with one method and leave a record.
-
-    Tasks: **digits** (scikit-learn's 8x8 images, a small CNN), **text** (a byte-level transformer on the
-    source of Python's standard library), **logistic** (breast cancer, or the LIBSVM file of --data).
 
     A method is a rule's text (**thinwire info** lists the names) or one of torch's own: dense (plain DDP),
     fp16 (its float16 hook), powersgd (its PowerSGD hook, ddp only).

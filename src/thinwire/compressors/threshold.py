@@ -35,9 +35,10 @@ def check_tau(name: str, tau: Number) -> None:
 class HardThreshold(Compressor):
     """Keep the entries with |x| >= tau, as they are (Sahu et al. 2021).
 
-    The threshold is in the units of what is compressed: of gradients under every rule here, `MemSGD` included. How
-    many numbers travel varies; no contraction can be promised (delta = 0: a vector of small numbers is wholly kept
-    back).
+    The threshold is in gradient units under every rule and in every engine, `MemSGD` included, whose memory m is in
+    update units: its e = m / s is compared with tau, so m with s tau, where s is the step size (the lock-free engine,
+    which keeps m itself, does the latter). How many numbers travel varies; no contraction can be promised (delta = 0: a
+    vector of small numbers is wholly kept back).
     """
 
     tau: Number
@@ -74,7 +75,8 @@ class HardThreshold(Compressor):
 class Strom(Compressor):
     """Send sign(x) * tau for the entries with |x| >= tau: one bit a value (Strom 2015).
 
-    Meant for `MemSGD`, which keeps the remainder x - sign(x) * tau. No contraction can be promised (delta = 0). The
+    Meant for `MemSGD`, which keeps the remainder x - sign(x) * tau. The threshold is in gradient units, as that of
+    `HardThreshold`: with a step size s an update of s tau is sent. No contraction can be promised (delta = 0). The
     paper sends where |x| > tau; |x| = tau is sent too here (as in MXNet), so that a remainder never stays at tau.
     """
 

@@ -17,8 +17,9 @@ from thinwire.engines.crowd import Crowd, Seen, Stacked, can_crowd
 from thinwire.engines.needs import check_need
 from thinwire.engines.simulate import Gradients, Simulation
 from thinwire.errors import ConfigError
-from thinwire.feedback import Feedback, Need, Rule, as_rule
+from thinwire.feedback import Feedback, Need, Rule
 from thinwire.ledger import Ledger
+from thinwire.spec import rule_from
 from thinwire.updates import Descent, Update
 
 FEW = 0.25
@@ -111,7 +112,7 @@ class Trajectory:
 
 def simulate(
     problem: Problem,
-    rule: Rule,
+    rule: Rule | str,
     *,
     steps: int,
     step_size: float | Callable[[int], float],
@@ -132,15 +133,15 @@ def simulate(
     """
     if steps < 0 or every < 1:
         raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")
-    update = update or Descent()
+    rule, update = rule_from(rule), update or Descent()
     if not callable(step_size):
         checked_size(step_size)
     if isinstance(problem, Smooth):
-        check_dimension(problem, as_rule(rule))
+        check_dimension(problem, rule)
         if not (callable(step_size) or beyond_theory) and isinstance(update, Descent):
-            warn_beyond_theory(problem, as_rule(rule), step_size)
+            warn_beyond_theory(problem, rule, step_size)
     x = {name: tensor.detach().clone() for name, tensor in problem.start().items()}
-    rounds = _rounds(problem, x, as_rule(rule), seed)
+    rounds = _rounds(problem, x, rule, seed)
     run = Trajectory(x, rounds.ledger)
     for step in range(steps) if watch else _noted(run, problem, steps, every):
         size = checked_size(step_size(step), step) if callable(step_size) else step_size

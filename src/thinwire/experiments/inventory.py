@@ -16,7 +16,6 @@ from thinwire.version import __version__, source_digest
 
 EXTRAS = {
     "scikit-learn": "tasks",
-    "plotly": "report",
     "jinja2": "report",
     "numba": "fast",
     "zstandard": "bench",

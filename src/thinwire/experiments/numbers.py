@@ -46,8 +46,35 @@ def show_thousands(count: float) -> str:
 
 
 def show_ratio(ratio: Spread | None) -> str:
-    """How many times fewer bytes, for a cell of a table."""
+    """A factor, for a cell of a table."""
     return NOTHING if ratio is None else f"{show_count(ratio.mean)}×"
+
+
+def show_fewer(ratio: Spread | None) -> str:
+    """How many times fewer bytes, for a cell under a head that says so; where they are more, the cell says it.
+
+    >>> show_fewer(Spread.of([38.81])), show_fewer(Spread.of([0.86]))
+    ('38.8×', '1.16× more')
+    """
+    return NOTHING if ratio is None else f"{_factor(ratio.mean)}×{' more' * _is_more(ratio.mean)}"
+
+
+def times_fewer(ratio: float) -> str:
+    """The same in a sentence.
+
+    >>> times_fewer(38.81), times_fewer(0.86), times_fewer(0.999)
+    ('38.8 times fewer', '1.16 times more', '1.00 times fewer')
+    """
+    return f"{_factor(ratio)} times {'more' if _is_more(ratio) else 'fewer'}"
+
+
+def _factor(ratio: float) -> str:
+    return show_count(1 / ratio if _is_more(ratio) else ratio)
+
+
+def _is_more(ratio: float) -> bool:
+    """Whether it is less than one as far as it is shown."""
+    return ratio < 0.995
 
 
 def show_seconds(seconds: float) -> str:

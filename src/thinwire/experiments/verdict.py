@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.experiments.numbers import show_count, show_metric, show_seconds
+from thinwire.experiments.numbers import show_metric, show_seconds, times_fewer
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.summary import Row
 
@@ -46,8 +46,8 @@ def _saving(dense: Row, ours: Sequence[Row]) -> str | None:
     if best.ratio_fp32 is None or best.ratio_fp16 is None:
         return None
     return (
-        f"{best.label} sent {show_count(best.ratio_fp32.mean)} times fewer bytes than float32 all-reduce "
-        f"({show_count(best.ratio_fp16.mean)} times fewer than float16) and reached {show_metric(best)}, "
+        f"{best.label} sent {times_fewer(best.ratio_fp32.mean)} bytes than float32 all-reduce "
+        f"({times_fewer(best.ratio_fp16.mean)} than float16) and reached {show_metric(best)}, "
         f"dense {show_metric(dense)}."
     )
 

@@ -18,9 +18,11 @@ from thinwire.payload import Payload
 class MemSGD(Feedback):
     """Mem-SGD (Stich, Cordonnier and Jaggi 2018, algorithm 1, with workers averaged).
 
-        p = m + s g;   c = C(p);   m <- p - c;   x <- x - (1/n) sum_i c_i
+        p = m + s g;   c = s C(p / s);   m <- p - c;   x <- x - (1/n) sum_i c_i
 
-    with s the step size and m the memory, in update units.
+    with s the step size and m the memory, in update units. The paper writes C(p), which is the same for top-k, rand-k,
+    signs and QSGD: their choice does not depend on units. That of a threshold does: tau of `HardThreshold` and `Strom`
+    is in gradient units, so p is compared with s tau. Compared with tau, it would send ever less as the rate falls.
 
     The hook hands the optimizer a gradient, so the memory is kept as e = m / s and carried to the new step size
     whenever it moves:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError, MomentError
-from thinwire.feedback import Need, Rule, as_rule, rule_of
+from thinwire.feedback import Need, Rule, rule_of
 from thinwire.moments.hooks import Hooks, take_off
 from thinwire.moments.microbatch import backward_in_parts
 from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, check_initialised, plain, plan
 from thinwire.moments.slots import ExactSlot, MicroBatchSlot, Slot
+from thinwire.spec import rule_from
 
 Reduction = Literal["mean", "sum"]
 
@@ -188,7 +189,7 @@ class Moments:
 def watch(
     model: nn.Module,
     *,
-    rule: Rule | None = None,
+    rule: Rule | str | None = None,
     reduction: Reduction = "mean",
     sources: Sequence[Source] = (Exact(),),
     checks: int = 1,
@@ -222,7 +223,7 @@ def watch(
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ConfigError(f"batch must be a whole number of samples, 1 or more, got {batch!r}")
     check_initialised(_module(model))
-    planned = plan(_module(model), sources, None if rule is None else _needed(_module(model), rule))
+    planned = plan(_module(model), sources, None if rule is None else _needed(_module(model), rule_from(rule)))
     planned.check()
     return Moments(model, planned, reduction, checks, batch)
 
@@ -230,7 +231,7 @@ def watch(
 def _needed(model: nn.Module, rule: Rule) -> set[str]:
     """The trained parameters whose rule needs second moments."""
     named = ((plain(name), p.numel()) for name, p in model.named_parameters() if p.requires_grad)
-    return {name for name, numel in named if Need.MOMENTS in rule_of(as_rule(rule), name, numel).needs}
+    return {name for name, numel in named if Need.MOMENTS in rule_of(rule, name, numel).needs}
 
 
 def _module(model: nn.Module) -> nn.Module:

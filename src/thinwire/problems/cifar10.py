@@ -31,6 +31,7 @@ class Cifar10(Task):
     metric: ClassVar[str] = "accuracy"
     percent: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
+    about: ClassVar[str] = "the images of --data, a VGG-like network"
     reads: ClassVar[str | None] = "the folder of CIFAR-10"
     defaults: ClassVar[Defaults] = Defaults(steps=980, batch=64, lr=1e-3, optimizer="adam", schedule="constant")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -39,6 +40,8 @@ class Digits(Task):
     train: Batch
     test: Batch
     name: ClassVar[str] = "digits"
+    about: ClassVar[str] = "scikit-learn's 8x8 images, a small CNN"
+    packages: ClassVar[Mapping[str, str]] = {"sklearn": "tasks"}
     metric: ClassVar[str] = "accuracy"
     percent: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -49,7 +50,9 @@ class Logistic(Task):
     metric: ClassVar[str] = "accuracy"
     percent: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
-    reads: ClassVar[str | None] = "a two-class LIBSVM file"
+    about: ClassVar[str] = "breast cancer, or the file of --data"
+    reads: ClassVar[str | None] = "a two-class LIBSVM file, plain or .bz2, .gz, .xz"
+    packages: ClassVar[Mapping[str, str]] = {"sklearn": "tasks", "scipy": "tasks"}
     defaults: ClassVar[Defaults] = Defaults(steps=400, batch=16, lr=0.5)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,8 +37,12 @@ class Task(ABC):
     percent: ClassVar[bool]
     """Whether the metric is a fraction that reads best as a percentage."""
     higher_is_better: ClassVar[bool]
+    about: ClassVar[str]
+    """The data and the model, in a few words."""
     reads: ClassVar[str | None] = None
     """What the user may give as data; None where the task brings its own."""
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Optional packages without which its data cannot be loaded, and the extra that brings each."""
     defaults: ClassVar[Defaults]
 
     @abstractmethod

@@ -81,6 +81,7 @@ class Text(Task):
     train: Tensor
     test: Tensor
     name: ClassVar[str] = "text"
+    about: ClassVar[str] = "the source of Python's standard library, a byte-level transformer"
     metric: ClassVar[str] = "bits_per_byte"
     percent: ClassVar[bool] = False
     higher_is_better: ClassVar[bool] = False

@@ -11,9 +11,13 @@ from thinwire.experiments.memsgd.claims import claims
 from thinwire.experiments.memsgd.figures import best, bits_at, facts, speedups, table, title
 from thinwire.experiments.memsgd.paper import DEFECTS, published
 from thinwire.experiments.memsgd.run import Outcome, Point
-from thinwire.report.figures import Chart, Section, Series, write_figures
+from thinwire.report.figures import Axis, Chart, Section, lines, write_figures
 
 ABOVE = "(f − f*) / f*"
+LOSS = Axis("", log=True)
+"""ABOVE, in charts whose title names it."""
+Line = tuple[str, list[float], list[float]]
+"""A label, x and y."""
 
 
 def write_memsgd_page(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -32,20 +36,20 @@ def _section(group: tuple[str, str], runs: Sequence[Outcome]) -> Section:
     return Section(title(*group), facts(runs), [*claims(runs), *defects], table(runs), charts[group[0]](runs))
 
 
-def _course(label: str, one: Outcome, x: Callable[[Outcome, Point], float]) -> Series:
+def _course(label: str, one: Outcome, x: Callable[[Outcome, Point], float]) -> Line:
     """How far above f* the run was, after its start, against some measure of how far it had come."""
     points = [(x(one, point), one.above(point.loss)) for point in one.curve[1:] if one.above(point.loss) > 0]
-    return _series(label, points)
+    return _line(label, points)
 
 
-def _series(label: str, points: Sequence[tuple[float, float]]) -> Series:
-    return Series(label, [x for x, _ in points], [y for _, y in points])
+def _line(label: str, points: Sequence[tuple[float, float]]) -> Line:
+    return label, [x for x, _ in points], [y for _, y in points]
 
 
 def _theory(runs: Sequence[Outcome]) -> list[Chart]:
     def chart(name: str, note: str, chosen: Sequence[Outcome]) -> Chart:
-        lines = [_course(one.setting.label, one, lambda it, point: point.step / it.samples) for one in chosen]
-        return Chart(name, note, "epochs", ABOVE, lines)
+        courses = [_course(one.setting.label, one, lambda it, point: point.step / it.samples) for one in chosen]
+        return Chart(name, note, Axis("epochs", zero=True, noun="epochs"), Axis(ABOVE, log=True), lines(courses))
 
     plain = [one for one in runs if "," not in one.setting.label]
     without = [one for one in runs if "," in one.setting.label]
@@ -57,8 +61,8 @@ def _theory(runs: Sequence[Outcome]) -> list[Chart]:
 
 def _bits(runs: Sequence[Outcome]) -> list[Chart]:
     def chart(way: int, note: str) -> Chart:
-        lines = [_course(one.setting.label, one, lambda it, point: bits_at(it, point)[way] / 8) for one in best(runs)]
-        return Chart(f"{ABOVE} against bytes", note, "bytes sent", ABOVE, lines, log_x=True)
+        courses = [_course(one.setting.label, one, lambda it, point: bits_at(it, point)[way] / 8) for one in best(runs)]
+        return Chart(f"{ABOVE} against bytes", note, Axis("bytes sent", log=True, unit="B"), LOSS, lines(courses))
 
     return [
         chart(0, "as the paper counts"),
@@ -71,28 +75,30 @@ def _cores(runs: Sequence[Outcome]) -> list[Chart]:
     found, paper = speedups(runs), published(runs[0].sparse)
     labels = dict.fromkeys(label for label, _ in found)
     ours = [
-        _series(
+        _line(
             f"{label}, here",
             [(count, statistics.median(each)) for (name, count), each in found.items() if name == label],
         )
         for label in labels
     ]
-    theirs = [_series(f"{kind}, {paper.name}", [(1, 1.0), *line.items()]) for kind, line in paper.speedups.items()]
+    theirs = [_line(f"{kind}, {paper.name}", [(1, 1.0), *line.items()]) for kind, line in paper.speedups.items()]
     courses = [
         _course(f"{one.setting.label}, {one.setting.threads}", one, lambda _, point: point.seconds)
         for one in runs
         if one.setting.seed == 0
     ]
     own = "over the method's own time on one thread"
+    threads, seconds = Axis("threads", log=True, noun="threads"), Axis("seconds", zero=True, noun="seconds")
     return [
-        Chart("Speed-up", own, "threads", "speed-up", [*ours, *theirs], log_x=True),
-        Chart(f"{ABOVE} against time", "method, threads; the first repeat", "seconds", ABOVE, courses),
+        Chart("Speed-up", own, threads, Axis("", log=True), lines([*ours, *theirs])),
+        Chart(f"{ABOVE} against time", "method, threads; the first repeat", seconds, LOSS, lines(courses)),
     ]
 
 
 def _memories(runs: Sequence[Outcome]) -> list[Chart]:
-    lines = []
+    ends = []
     for label in dict.fromkeys(one.setting.label for one in runs):
         same = [one for one in runs if one.setting.label == label and one.end > 0]
-        lines.append(_series(label, [(one.setting.memories, one.end) for one in same]))
-    return [Chart("Where runs end", "after as many steps in all", "memories", ABOVE, lines, log_x=True)]
+        ends.append(_line(label, [(one.setting.memories, one.end) for one in same]))
+    memories = Axis("memories", log=True, noun="memories")
+    return [Chart("Where runs end", "after as many steps in all", memories, Axis(ABOVE, log=True), lines(ends))]

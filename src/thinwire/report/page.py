@@ -1,29 +1,36 @@
-"""The page: one self-contained HTML file, made from records alone."""
+"""The page of training runs: one self-contained HTML file, made from records alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from thinwire.experiments.numbers import (
     NOTHING,
     metric_name,
     plural,
     show_bytes,
+    show_fewer,
     show_metric,
-    show_ratio,
     show_seconds,
 )
-from thinwire.experiments.peers import PEERS
 from thinwire.experiments.records import RunRecord
 from thinwire.experiments.summary import Row, summarise
 from thinwire.experiments.verdict import verdict
 from thinwire.report.curves import curves
-from thinwire.report.palette import styles
-from thinwire.report.template import check_report_packages as check_report_packages
-from thinwire.report.template import fill, write_text
+from thinwire.report.figures import Axis, Chart, Section, Series, page_text
+from thinwire.report.palette import Look, styles
+from thinwire.report.template import write_text
+
+FOOTER = (
+    "Made by thinwire from the run's record alone. Wall time is the time of training steps on rank 0; bytes are what "
+    "leaves one worker."
+)
+BYTES = Axis("bytes sent by a worker", log=True, unit="B")
+STEPS = Axis("steps", zero=True, noun="steps")
+SECONDS = Axis("seconds", zero=True, noun="seconds")
+LOSS = Axis("", log=True)
 
 
 def write_page(runs: Sequence[RunRecord], path: Path) -> None:
@@ -32,9 +39,8 @@ def write_page(runs: Sequence[RunRecord], path: Path) -> None:
 
 
 def render(runs: Sequence[RunRecord]) -> str:
-    """The page's HTML: template, style, plotly's script and data in one text."""
-    sections = [_section(task, group) for task, group in _by_task(runs).items()]
-    return fill("page.html.j2", sections, [section["chart"] for section in sections])
+    """The page's HTML: template, style, script and data in one text."""
+    return page_text([_section(task, group) for task, group in _by_task(runs).items()], FOOTER)
 
 
 def _by_task(runs: Sequence[RunRecord]) -> dict[tuple[str, str | None], list[RunRecord]]:
@@ -44,19 +50,19 @@ def _by_task(runs: Sequence[RunRecord]) -> dict[tuple[str, str | None], list[Run
     return groups
 
 
-def _section(task: tuple[str, str | None], runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """What the template shows of one task."""
+def _section(task: tuple[str, str | None], runs: Sequence[RunRecord]) -> Section:
+    """What the page shows of one task."""
     rows = summarise(runs)
     looks = styles(rows)
-    return {
-        "title": task[0] + (f" · {Path(task[1]).name}" if task[1] else ""),
-        "facts": _facts(runs),
-        "metric": metric_name(rows[0]),
-        "rows": [_row(row, look) for row, look in zip(rows, looks, strict=True)],
-        "sentences": verdict(rows),
-        "provenance": [_provenance(run) for run in runs],
-        "chart": _chart(rows, looks),
-    }
+    return Section(
+        title=task[0] + (f" · {Path(task[1]).name}" if task[1] else ""),
+        facts=_facts(runs),
+        sentences=verdict(rows),
+        table=[_head(rows), *map(_cells, rows)],
+        charts=_charts(rows, looks),
+        looks=looks,
+        provenance=[_provenance(run) for run in runs],
+    )
 
 
 def _facts(runs: Sequence[RunRecord]) -> list[str]:
@@ -78,37 +84,49 @@ def _phrases(run: RunRecord) -> tuple[str, ...]:
     )
 
 
-def _row(row: Row, look: dict[str, str]) -> dict[str, Any]:
-    return {
-        "label": row.label,
-        **look,
-        "peer": row.config.method in PEERS,
-        "lr": f"{row.config.lr:g}",
-        "metric": show_metric(row),
-        "seeds": len(row.runs),
-        "sent": show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
-        "ratio_fp32": show_ratio(row.ratio_fp32),
-        "ratio_fp16": show_ratio(row.ratio_fp16),
-        "seconds": show_seconds(row.seconds.mean) if row.seconds else NOTHING,
-    }
+def _head(rows: Sequence[Row]) -> list[str]:
+    ratios = ["fewer bytes\nthan fp32", "fewer bytes\nthan fp16"]
+    return ["method", "lr", metric_name(rows[0]), "seeds", "a worker sent", *ratios, "wall time"]
 
 
-def _provenance(run: RunRecord) -> dict[str, Any]:
+def _cells(row: Row) -> list[str]:
+    return [
+        row.label,
+        f"{row.config.lr:g}",
+        show_metric(row),
+        str(len(row.runs)),
+        show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
+        show_fewer(row.ratio_fp32),
+        show_fewer(row.ratio_fp16),
+        show_seconds(row.seconds.mean) if row.seconds else NOTHING,
+    ]
+
+
+def _provenance(run: RunRecord) -> dict[str, str]:
+    about = {"config": run.config.asdict(), "task": run.task, "provenance": run.provenance, "end": run.end}
     return {
         "title": f"{run.config.method} · seed {run.config.seed}",
-        "command": run.provenance.get("command", ""),
-        "json": json.dumps(
-            {"config": run.config.asdict(), "task": run.task, "provenance": run.provenance, "end": run.end},
-            indent=2,
-            ensure_ascii=False,
+        "json": json.dumps(about, indent=2, ensure_ascii=False),
+    }
+
+
+def _charts(rows: Sequence[Row], looks: Sequence[Look]) -> list[Chart]:
+    def chart(title: str, note: str, x: tuple[str, Axis], y: tuple[str, Axis]) -> Chart:
+        return Chart(title, note, x[1], y[1], [_series(*each, x[0], y[0]) for each in zip(rows, looks, strict=True)])
+
+    name = metric_name(rows[0])
+    sent, loss = ("bytes", BYTES), ("loss", LOSS)
+    metric = ("metric", Axis("", percent=rows[0].runs[0].task["percent"]))
+    return [
+        chart("Training loss against bytes", "what one worker has sent so far, logarithmic", sent, loss),
+        chart("Training loss against steps", "running mean over batches; bands span the seeds", ("steps", STEPS), loss),
+        chart(
+            "Training loss against seconds", "time in training steps, evaluation left out", ("seconds", SECONDS), loss
         ),
-    }
+        chart(f"{name[0].upper()}{name[1:]} against bytes", "on data that training never sees", sent, metric),
+    ]
 
 
-def _chart(rows: Sequence[Row], looks: Sequence[dict[str, str]]) -> dict[str, Any]:
-    about = rows[0].runs[0].task
-    return {
-        "metric": metric_name(rows[0]),
-        "percent": about["percent"],
-        "series": [{"label": row.label, **look, **curves(row)} for row, look in zip(rows, looks, strict=True)],
-    }
+def _series(row: Row, look: Look, x: str, y: str) -> Series:
+    course = curves(row)[y]
+    return Series(row.label, course[x], course["mean"], look, course["low"], course["high"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from thinwire.experiments.peers import PEERS
 from thinwire.experiments.summary import Row
@@ -10,20 +11,32 @@ from thinwire.experiments.summary import Row
 # Okabe and Ito (2008), without yellow and black: both vanish on one of the two backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("solid", "dash", "dot", "dashdot")
-NEUTRAL = "neutral"
+NEUTRAL = "var(--neutral)"
 """torch's own methods are drawn in the page's grey: they are the ground that ours stand on."""
 
 
-def styles(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """A colour and a dash for each row."""
-    ours = peers = 0
-    result = []
-    for row in rows:
-        if row.config.method in PEERS:
-            result.append({"colour": NEUTRAL, "dash": DASHES[(1 + peers) % len(DASHES)]})
-            peers += 1
-        else:
-            dash = DASHES[ours // len(COLOURS) % len(DASHES)]
-            result.append({"colour": COLOURS[ours % len(COLOURS)], "dash": dash})
-            ours += 1
-    return result
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn."""
+
+    colour: str
+    dash: str = DASHES[0]
+
+    @property
+    def peer(self) -> bool:
+        """Whether it is one of torch's own methods."""
+        return self.colour == NEUTRAL
+
+
+def look(place: int) -> Look:
+    """Of the line in this place: every colour in one dash, then every colour in the next."""
+    return Look(COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
+
+
+def styles(rows: Sequence[Row]) -> list[Look]:
+    """A look for each row: colours for ours, dashes for torch's own."""
+    ours, peers = iter(range(len(rows))), iter(range(len(rows)))
+    return [
+        Look(NEUTRAL, DASHES[(1 + next(peers)) % len(DASHES)]) if row.config.method in PEERS else look(next(ours))
+        for row in rows
+    ]

@@ -1,8 +1,12 @@
-"""Templates: one self-contained HTML text from a template, the style, plotly's script and data."""
+"""Templates: one self-contained HTML text from a template, the style, the script that draws, and data.
+
+The script is our own: plotly, which drew the charts before, comes as one file of 4.8 MB and put it into every page.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,21 +17,17 @@ from thinwire.extras import require
 PURPOSE = "the report page"
 
 
-def check_report_packages() -> None:
-    """A `BackendError` now rather than after the work, where plotly or jinja2 is missing."""
-    require("plotly", "report", PURPOSE)
-    require("jinja2", "report", PURPOSE)
+REPORT = {"jinja2": "report"}
+"""What a page needs, and the extra that brings it."""
 
 
-def fill(template: str, sections: Any, data: Any) -> str:
+def fill(template: str, data: Any, sections: Sequence[Any], footer: str) -> str:
     """The page of these sections; `data` is what its script draws."""
     jinja = require("jinja2", "report", PURPOSE)
-    plotly = require("plotly.offline", "report", PURPOSE)
     environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(_read(template))
-    text: str = page.render(
-        sections=sections, style=_read("style.css"), plotly_js=plotly.get_plotlyjs(), data=_script_json(data)
-    )
+    parts = {"style": _read("style.css"), "script": _read("charts.js"), "data": _script_json(data)}
+    text: str = page.render(sections=sections, footer=footer, **parts)
     return text
 
 

@@ -32,10 +32,10 @@ from thinwire.engines.lockfree.checks import cores
 from thinwire.engines.lockfree.rules import Compiled
 from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError
-from thinwire.feedback import Rule, as_rule
+from thinwire.feedback import Rule
 from thinwire.sklearn.course import Course
 from thinwire.sklearn.steps import first_step
-from thinwire.spec import parse
+from thinwire.spec import rule_from
 
 Array = NDArray[Any]
 PARAMETERS: tuple[tuple[str, int, Any], ...] = (
@@ -202,7 +202,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         return [first, *(first.relabelled(column) for column in columns.T[1:])]
 
     def _rule(self) -> Rule:
-        return as_rule(parse(self.rule) if isinstance(self.rule, str) else self.rule)
+        return rule_from(self.rule)
 
     def _first_step(self, samples: Samples, rule: Rule) -> float:
         if self.eta0 != "auto":

@@ -11,6 +11,7 @@ import numpy as np
 from thinwire.compressors import Compressor, Identity
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Rule
+from thinwire.spec import rule_from
 from thinwire.theory import three_point
 from thinwire.theory.bidirectional import ef21_bc_step, ef21_p_step
 from thinwire.theory.contraction import bias_and_variance, contraction, independent_draws, is_deterministic, variance
@@ -65,18 +66,18 @@ class Case:
         return _RECURSIONS[self.rule.name](self)
 
 
-def admissible(rule: Rule, smoothness: Smoothness, d: int) -> list[Admissible]:
+def admissible(rule: Rule | str, smoothness: Smoothness, d: int) -> list[Admissible]:
     """Every step size that theory states for the rule; empty for one that it states none for.
 
-    >>> from thinwire import parse
     >>> one = Smoothness(1.0, 1.0, np.ones(4), np.ones(4), np.ones(4, dtype=np.int64))
-    >>> [(each.setting, round(each.step, 4)) for each in admissible(parse("ef21(topk(count=1))"), one, 16)]
+    >>> [(each.setting, round(each.step, 4)) for each in admissible("ef21(topk(count=1))", one, 16)]
     [('nonconvex', 0.0318), ('nonconvex, mean of the Lᵢ', 0.0318), ('nonconvex, mini-batches', 0.0226)]
     """
-    return list(_STEPS[covered(rule).name](Case(rule, smoothness, d)))
+    rule = covered(rule)
+    return list(_STEPS[rule.name](Case(rule, smoothness, d)))
 
 
-def method_recursion(rule: Rule, d: int, workers: int) -> Recursion | None:
+def method_recursion(rule: Rule | str, d: int, workers: int) -> Recursion | None:
     """θ and β of a rule on d numbers; None where its theory has none, or its compressor is no contraction."""
     rule = covered(rule)
     if rule.name not in _RECURSIONS or (rule.name in _EF21S and compressor_of(rule).delta(d) <= 0):
@@ -91,8 +92,9 @@ def compressor_of(rule: Feedback) -> Compressor:
     return compressor
 
 
-def covered(rule: Rule) -> Feedback:
+def covered(rule: Rule | str) -> Feedback:
     """The rule, if there is a theory of it; else a `ConfigError` that names those of which there is."""
+    rule = rule_from(rule)
     if not isinstance(rule, Feedback) or rule.name not in _STEPS:
         raise ConfigError(f"there is no theory of {rule} here; there is of {', '.join(sorted(_STEPS))}")
     return rule

@@ -44,7 +44,6 @@ from thinwire.engines.lockfree.state import (
 from thinwire.engines.lockfree.walk import walk_dense, walk_sparse
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
-from thinwire.spec import parse
 
 Array = NDArray[Any]
 SHORT = 1 << 22
@@ -103,7 +102,7 @@ class LockFree:
         self.samples, self.schedule, self.order, self.seed = samples, schedule, order, seed
         self.regulariser: Regulariser = regulariser or Decoupled()
         self.average: Average = average or Final()
-        self._compiled = Compiled.of(parse(rule) if isinstance(rule, str) else rule, samples.d)
+        self._compiled = Compiled.of(rule, samples.d)
         self.threads, self.memories = checked_workers(threads, memories)
         check_steps(schedule, self.regulariser)
         check_intercept(intercept)

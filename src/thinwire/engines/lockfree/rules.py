@@ -8,8 +8,9 @@ from typing import NamedTuple
 from thinwire.compressors import QSGD, Compressor, HardThreshold, Identity, RandK, TopK
 from thinwire.compressors.density import kept
 from thinwire.errors import ConfigError
-from thinwire.feedback import Feedback, MemSGD, Plain, Rule, as_rule
+from thinwire.feedback import Feedback, MemSGD, Plain, Rule
 from thinwire.schedule import Warmup
+from thinwire.spec import rule_from
 
 ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
 """What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""
@@ -40,9 +41,9 @@ class Compiled:
     code: Code
 
     @staticmethod
-    def of(rule: Rule, d: int) -> Compiled:
+    def of(rule: Rule | str, d: int) -> Compiled:
         """Refuses a rule that the engine does not run, or whose k exceeds d."""
-        rule = as_rule(rule)
+        rule = rule_from(rule)
         if not isinstance(rule, MemSGD | Plain):
             raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
         return Compiled(rule, _code(rule.compressor, isinstance(rule, MemSGD), rule, d))
