@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -45,6 +46,7 @@ def stand_in_for_gpus(world_size: int) -> None:
     for name in ("set_device", "synchronize", "manual_seed"):
         setattr(torch.cuda, name, lambda *_, **__: None)
     torch.cuda.device = lambda *_: nullcontext()
+    torch.accelerator.current_stream = lambda *_: Mock()
     torch.nn.Module.cuda = lambda self, *_: self
     _wrap(torch.nn.Module, "to", lambda args, options: (map(_device, args), options))
     _wrap(DistributedDataParallel, "__init__", lambda args, options: (args, _without_devices(options)))
