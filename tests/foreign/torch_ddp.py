@@ -11,6 +11,7 @@ build a DDP model are run again under each rule. A table says what became of eac
     own hook  the test registers a comm hook of its own, and DDP takes only one
     any hook  the test fails, but so it does with torch's own allreduce_hook: it asks for a DDP without a hook
     excused   the test fails because it asks for what no gradient depends on, for the reason shown
+    time-out  the test was not done within --seconds; the status is 1
     fail      all else; the status is 1
 """
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tests.foreign.torch_world import Outcome
 
 RULES = ["plain(identity())", "ef21(topk(1.0))"]
-VERDICTS = ["pass", "refused", "own hook", "any hook", "excused", "fail"]
+VERDICTS = ["pass", "refused", "own hook", "any hook", "excused", "time-out", "fail"]
 
 
 def main() -> int:
@@ -56,7 +57,7 @@ def main() -> int:
         console.print(line)
     for line in _counts(rules, plain, attached):
         console.print(line)
-    return int(any(outcome.verdict == "fail" for row in attached.values() for outcome in row))
+    return int(any(outcome.verdict in ("fail", "time-out") for row in attached.values() for outcome in row))
 
 
 def prepare(world: int, seconds: int, *, stand_in: bool) -> None:

@@ -124,5 +124,8 @@ def _verdict(result: unittest.TestResult, refusals: list[str], attached: int) ->
     for _, why in result.skipped:
         return "skipped", why
     for _, text in result.errors + result.failures:
-        return ("own hook", "") if SECOND_HOOK in text else ("fail", text.strip())
+        verdict = (
+            "own hook" if SECOND_HOOK in text else "time-out" if "terminated or timed out after" in text else "fail"
+        )
+        return verdict, text.strip() if verdict == "fail" else ""
     return ("refused" if refusals and not attached else "pass"), "; ".join(refusals)
