@@ -1,0 +1,44 @@
+"""A handful of torch's own DDP tests, attached; `python -m tests.foreign.torch_ddp` runs them all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = 600  # about 15 s on two idle cores; the limit is for a busy machine
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(SECONDS)]
+
+TESTS = {
+    2: [
+        "test_accumulate_gradients_no_sync_grad_is_view",
+        "test_ddp_control_flow_different_across_ranks",
+        "test_ddp_ignore_params_arg",
+        "test_ddp_join_model_equivalence",
+        "test_ddp_python_error_logged",
+        "test_ddp_static_graph_nested_types",
+        "test_ddp_uneven_input_join_disable",
+    ],
+    3: ["test_ddp_shared_grad_acc_unused_params", "test_ddp_uneven_input_exception"],
+}
+
+
+@pytest.mark.parametrize("world", TESTS)
+def test_torchs_own_tests_pass_with_every_model_attached(world: int) -> None:
+    """They run in a process of their own: torch's test classes fork, and set what the whole process shares."""
+    _run(world, TESTS[world])
+
+
+@pytest.mark.xfail(reason="copies of an attached model, create_graph and join's other division are not served yet")
+def test_what_torch_serves_and_we_do_not_yet() -> None:
+    _run(2, ["test_DistributedDataParallelCPU", "test_ddp_create_graph", "test_ddp_grad_div_uneven_inputs"])
+
+
+def _run(world: int, names: list[str]) -> None:
+    options = ["--world", str(world), "--seconds", str(SECONDS), "--tracebacks", "--only", f"^({'|'.join(names)})$"]
+    command = [sys.executable, "-m", "tests.foreign.torch_ddp", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{len(names)} tests: {len(names)} pass") == 3, done.stdout
