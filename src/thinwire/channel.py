@@ -205,7 +205,7 @@ class Channel:
             payload = self._send_part(part, signal, self._held_of(part, step_sizes))
             flag = self._overflown(flag, part, layout)
             if measure:
-                norms |= self._measure(part, signal, step_sizes)
+                norms |= self._measure(part, signal)
             chunks = chunks_of(payload)
             body += [fields("Q", size(chunks)), *chunks]
             fixed = fixed and payload.fixed and not part.rule.varies
@@ -290,14 +290,14 @@ class Channel:
         self._next_step_sizes.update({name: size for name, size in now.items() if size})
         return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
 
-    def _measure(self, part: Part, signal: Signal, step_sizes: Mapping[str, float] | None) -> dict[str, Norms]:
+    def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
-        sizes = step_sizes if Need.STEP_SIZE in part.rule.needs else None
+        sizes = {**self.step_sizes, **self._next_step_sizes}  # those in whose units the memories are
         return {
             piece.name: Norms(
                 view.square().sum(),
                 None if residual is None else residual[piece.part].square().sum(),
-                None if sizes is None else sizes[piece.name],
+                sizes.get(piece.name),
             )
             for piece, view in part.layout.views(signal.value)
         }
@@ -321,7 +321,7 @@ class Channel:
         for part in sent.parts:
             for slot in self.server.slots_of(part.layout.pieces[0].name):
                 flat = self.server.bind(part.layout)[slot.name]
-                for row in flat.view(-1, flat.shape[-1]) if not slot.single else ():
+                for row in () if slot.single else flat.unbind() if slot.copies else (flat,):
                     place = first_nonfinite(row, part.layout)
                     if place.is_cuda or int(place) != FINITE:
                         found = _places(part.places, place.device)[place.clamp(min=0)]

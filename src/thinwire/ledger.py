@@ -48,7 +48,7 @@ class Ledger:
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
-        self._mean_rates: dict[str, float] = {}
+        self._mean_rates: dict[str, _Mean] = {}
         self._highest: list[float] = []
         self._rates: list[float] = []
 
@@ -72,13 +72,13 @@ class Ledger:
         self._norms.update(norms)
         for name, norm in norms.items():
             if norm.step_size is not None:
-                mean = self._mean_rates.get(name, norm.step_size)
-                self._mean_rates[name] = mean + (norm.step_size - mean) * -math.expm1(-self.every / MEMORY)
+                self._mean_rates.setdefault(name, _Mean()).add(norm.step_size, math.exp(-self.every / MEMORY))
 
     def see(self, rates: Sequence[float]) -> None:
         """Note the learning rates of a step."""
+        before = [*self._highest, *(0.0 for _ in rates)]  # an optimizer may be given more groups
         self._rates = list(rates)
-        self._highest = [max(pair) for pair in zip(rates, self._highest, strict=True)] if self._highest else list(rates)
+        self._highest = [max(pair) for pair in zip(rates, before, strict=False)]
 
     @property
     def rate_fall(self) -> float:
@@ -143,8 +143,19 @@ class Ledger:
 
     def _share(self, name: str, step_size: float | None) -> float:
         """The present step size over the mean of the last ones: 1 where it stands still, or does not matter."""
-        mean = self._mean_rates.get(name, 0.0)
-        return 1.0 if step_size is None or mean == 0 else step_size / mean
+        return 1.0 if step_size is None else step_size / self._mean_rates[name].value
+
+
+class _Mean:
+    """A mean in which older numbers count for less; right from the first number on."""
+
+    def __init__(self) -> None:
+        self.value, self._weight = 0.0, 0.0
+
+    def add(self, number: float, decay: float) -> None:
+        """One more number; what came before is multiplied by `decay`."""
+        self._weight = decay * self._weight + (1 - decay)
+        self.value += (number - self.value) * (1 - decay) / self._weight
 
 
 def _over(numerator: float, denominator: float) -> float:

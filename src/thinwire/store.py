@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ class Store:
     """Named vectors for each parameter, which exist from construction with the same keys on every rank.
 
     `bind(layout)` gives each slot as one flat tensor in that layout's order. A new layout (DDP cuts its buckets anew
-    after the first step) is filled from the old one, parameter by parameter.
+    after the first step) is filled from the old one, parameter by parameter. Until a slot is first bound or written it
+    is one number, expanded: it takes no memory.
     """
 
     def __init__(
@@ -60,14 +62,23 @@ class Store:
     def _start(self, slot: Slot, info: ParameterInfo) -> Tensor:
         numel = 1 if slot.single else info.numel
         shape = (self.workers, numel) if slot.copies else (numel,)
-        return torch.full(shape, slot.initial, dtype=info.state_dtype, device=info.device)
+        return torch.full((), slot.initial, dtype=info.state_dtype, device=info.device).expand(shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy packs anew: pickle does not keep two views of one storage together."""
+        views = {name: {slot: view.clone() for slot, view in own.items()} for name, own in self._views.items()}
+        packed: dict[str, Any] = {"_bound": {}, "_shadows": {}, "_moving": {}, "_layout_of": {}}
+        return {**self.__dict__, "_views": views, **packed}
 
     def slots_of(self, name: str) -> Sequence[Slot]:
         return self._slots[name]
 
     def view(self, name: str, slot: str) -> Tensor:
         """One parameter's slot, flat (one row a worker for a slot of copies); writing to it changes the state."""
-        return self._views[name][slot]
+        view = self._views[name][slot]
+        if 0 in view.stride():
+            view = self._views[name][slot] = view.clone(memory_format=torch.contiguous_format)
+        return view
 
     def bind(self, layout: Layout) -> dict[str, Tensor]:
         """Each slot of these parameters as one flat tensor, parameter after parameter."""

@@ -272,7 +272,7 @@ class Crowd:
         assert value is not None
         signal = Signal(value, everyone.rescale, everyone.first, previous=previous)
         residual = self.rule.residual(signal, {name: rows[0] for name, rows in self.state.items()})
-        size = step_size if Need.STEP_SIZE in self.rule.needs else None
+        size = (step_size or self._step_size) if Need.STEP_SIZE in self.rule.needs else None
         return {
             piece.name: Norms(
                 view.square().sum(), None if residual is None else residual[piece.part].square().sum(), size

@@ -110,7 +110,7 @@ class Handle:
         self._check_between_steps("flush")
         self._give_up()
         self._group.next_round("flushing the memories")
-        debts = owed(self.channel, self._step_sizes.now() if self._step_sizes else None)
+        debts = owed(self.channel, self._step_sizes)
         dense = dense_channel(self.channel, debts)
         updates: dict[str, Tensor] = {}
         for name, debt in debts.items():
@@ -427,6 +427,11 @@ def _check_module(ddp: DistributedDataParallel) -> None:
         if getattr(module, "sparse", False) is True:
             raise AttachError(f"module {name!r} makes sparse gradients, which cannot be compressed: set sparse=False")
     for name, parameter in _trained(ddp).items():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise AttachError(
+                f"parameter {name!r} has an optimizer within its backward pass, for which DDP takes its only hook: "
+                "step an ordinary optimizer after backward()"
+            )
         if not parameter.is_floating_point():
             raise AttachError(
                 f"parameter {name!r} is {parameter.dtype}; only real floating-point ones can be exchanged"

@@ -9,33 +9,29 @@ import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
+from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
-from thinwire.feedback import Need
 from thinwire.feedback.route import DENSE
 
 
-def owed(channel: Channel, step_sizes: Mapping[str, float] | None) -> dict[str, Tensor]:
+def owed(channel: Channel, step_sizes: StepSizes | None) -> dict[str, Tensor]:
     """This worker's unsent updates, flat, by parameter: the step size times what its rule still owes the model.
 
     Mem-SGD's memory is in units of the step size that it was last exchanged with, other sums in those of the present
-    one.
+    one. Where the optimizer ascends, so does the update.
     """
-    return {
-        name: channel.worker.view(name, rule.owes[0]) * _step_size(channel, name, step_sizes)
-        for name, rule in channel.rules.items()
-        if rule.owes and name in channel.started
-    }
-
-
-def _step_size(channel: Channel, name: str, step_sizes: Mapping[str, float] | None) -> float:
-    if Need.STEP_SIZE in channel.rules[name].needs:
-        return channel.step_sizes[name]
-    if step_sizes is None:
+    named = [name for name, rule in channel.rules.items() if rule.owes and name in channel.started]
+    sizes = {**({} if step_sizes is None else step_sizes.now()), **channel.step_sizes}
+    signs = {} if step_sizes is None else step_sizes.signs()
+    if unknown := [name for name in named if name not in sizes]:
         raise ConfigError(
-            f"flush applies what {channel.rules[name]} has not sent of {name!r} as an update, and needs its step size: "
+            f"flush applies what {channel.rule} has not sent of {unknown[0]!r} as an update, and needs its step size: "
             "pass the optimizer to attach or to the simulation"
         )
-    return step_sizes[name]
+    return {
+        name: channel.worker.view(name, channel.rules[name].owes[0]) * (sizes[name] * signs.get(name, 1.0))
+        for name in named
+    }
 
 
 def dense_channel(channel: Channel, updates: Mapping[str, Tensor]) -> Channel:

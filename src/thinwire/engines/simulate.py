@@ -238,7 +238,7 @@ class Simulation:
         parts = (gradients.get(piece.name) for piece in layout.pieces)
         return torch.cat(
             [
-                torch.zeros_like(self.parameters[piece.name]).view(-1) if part is None else part.detach().reshape(-1)
+                self.parameters[piece.name].new_zeros(piece.numel) if part is None else part.detach().reshape(-1)
                 for piece, part in zip(layout.pieces, parts, strict=True)
             ]
         )
@@ -282,8 +282,7 @@ class Simulation:
         (EF21's) keep no sum of what they have not sent: for them nothing happens.
         """
         self._abandon()
-        sizes = None if self._step_sizes is None else self._step_sizes.now()
-        debts = [owed(channel, sizes) for channel in self.channels]
+        debts = [owed(channel, self._step_sizes) for channel in self.channels]
         dense = [dense_channel(channel, own) for channel, own in zip(self.channels, debts, strict=True)]
         updates: dict[str, Tensor] = {}
         for name in debts[0]:
@@ -330,7 +329,8 @@ class Simulation:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all workers, in the form that a merged checkpoint of real ranks has."""
-        return merge_states([save(channel) for channel in self.channels])
+        with self.channels[0].clock.lock:  # all workers' states are of one and the same step
+            return merge_states([save(channel) for channel in self.channels])
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load the merged state of all workers, or of another number of them."""

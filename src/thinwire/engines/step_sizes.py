@@ -50,6 +50,11 @@ class StepSizes:
         members = [(f"parameter group of {name!r}", str(place)) for name, place in self._group_of.items()]
         return {"optimizer": type(self._optimizer).__name__, **dict(groups), **dict(members)}
 
+    def signs(self) -> dict[str, float]:
+        """Parameter name -> -1 where its group ascends (`maximize=True`), else 1."""
+        ascends = [bool(group.get("maximize", False)) for group in self._optimizer.param_groups]
+        return {name: -1.0 if ascends[place] else 1.0 for name, place in self._group_of.items()}
+
     @property
     def is_adaptive(self) -> bool:
         """Whether the optimizer divides by a root of what it is given, as Adam and its like do."""

@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def _attempt(job: Job) -> BaseException | None:
 
 def _settings(folder: Path, workers: int) -> LaunchConfig:
     """A rendezvous of this process alone on 127.0.0.1, at a free port; no restarts; output into files."""
+    known = {field.name for field in fields(LaunchConfig)}  # torch 2.11 has no shutdown_timeout
+    limit: dict[str, Any] = {"shutdown_timeout": SHUTDOWN_SECONDS} if "shutdown_timeout" in known else {}
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -60,7 +63,7 @@ def _settings(folder: Path, workers: int) -> LaunchConfig:
         local_addr="127.0.0.1",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
-        shutdown_timeout=SHUTDOWN_SECONDS,
+        **limit,
     )
 
 
