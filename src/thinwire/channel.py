@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -282,17 +283,23 @@ class Channel:
             store.move(layout, self.clock.now.turn)
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
-        """Previous step size / this one, for each piece; remembers this one for the next step."""
-        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
+        """Previous step size / this one, for each piece, where the rule needs it.
+
+        Remembers this one for the next step, and for whoever asks what a rule still owes.
+        """
+        needed = Need.STEP_SIZE in part.rule.needs
+        if step_sizes is None or not (needed or part.rule.owes):
             return None
-        now = {piece.name: step_sizes[piece.name] for piece in part.layout.pieces}
-        before = self.step_sizes
-        self._next_step_sizes.update({name: size for name, size in now.items() if size})
+        now, before = {piece.name: step_sizes[piece.name] for piece in part.layout.pieces}, self.step_sizes
+        self._next_step_sizes.update({name: size for name, size in now.items() if 0 < size < math.inf})
+        if not needed:
+            return None
         return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
 
     def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
-        sizes = {**self.step_sizes, **self._next_step_sizes}  # those in whose units the memories are
+        needed = Need.STEP_SIZE in part.rule.needs
+        sizes = {**self.step_sizes, **self._next_step_sizes} if needed else {}  # in whose units the memories are
         return {
             piece.name: Norms(
                 view.square().sum(),

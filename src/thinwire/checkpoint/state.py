@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.channel import Channel
 from thinwire.clock import Progress
 from thinwire.errors import StateError
-from thinwire.feedback import Slot
+from thinwire.feedback import Need, Slot
 from thinwire.ops import checksum
 from thinwire.payload.message import raw
 from thinwire.store import Store
@@ -126,11 +126,13 @@ class Fitting:
             for (name, slot), tensor in self.server.items()
         }
         started = zlib.crc32(json.dumps(sorted(self.progress.started)).encode())
+        sizes = zlib.crc32(json.dumps(sorted(self.progress.step_sizes.items())).encode())
         return {
             "step": str(self.progress.step),
             "seed": str(self.seed),
             "run": f"{self.run:x}",
             "parameters that were exchanged before": f"{len(self.progress.started)} (checksum {started:08x})",
+            "step sizes": f"checksum {sizes:08x}",
             **slots,
         }
 
@@ -227,6 +229,7 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
         raise StateError(f"the state has format {state['format']}, this thinwire reads format {FORMAT}")
     if state["method"] != str(channel.rule):
         raise StateError(f"the state belongs to {state['method']}, this run uses {channel.rule}: attach the same rule")
+    _check_names(channel, state)
     mine = {name: list(info.shape) for name, info in channel.parameters.items()}
     theirs = {name: list(shape) for name, shape in state["shapes"].items()}
     if mine != theirs:
@@ -236,6 +239,16 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
             f"the state's parameters are not this model's: {name!r} has shape {theirs.get(name, 'absent')} in the "
             f"state and {mine.get(name, 'absent')} here ({len(odd)} differ)"
         )
+
+
+def _check_names(channel: Channel, state: Mapping[str, Any]) -> None:
+    """Whether the state speaks of this model's parameters, and knows the units of every memory."""
+    sizes, started = {name for name, _ in state["step_sizes"]}, set(state["started"])
+    if unknown := sorted((sizes | started) - channel.parameters.keys()):
+        raise StateError(f"the state speaks of {unknown[0]!r}, which is no parameter of this model")
+    lacking = [name for name in sorted(started - sizes) if Need.STEP_SIZE in channel.rules[name].needs]
+    if lacking:
+        raise StateError(f"the state has no step size for {lacking[0]!r}, in whose units its memory is: it is damaged")
 
 
 def _slot(channel: Channel, state: Mapping[str, Any], name: str, slot: Slot, workers: int) -> Tensor:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -110,20 +111,22 @@ class Handle:
         self._check_between_steps("flush")
         self._give_up()
         self._group.next_round("flushing the memories")
-        debts = owed(self.channel, self._step_sizes)
-        dense = dense_channel(self.channel, debts)
-        updates: dict[str, Tensor] = {}
-        for name, debt in debts.items():
-            layout = dense.layout([name])
-            sent = dense.send(layout, debt)
-            pending, traffic = self._group.gather(sent.message, fixed=True, longest=0, what=f"memory of {name!r}")
+        updates = owed(self.channel, self._step_sizes)
+        dense = dense_channel(self.channel, updates)
+        for name, update in updates.items():
+            sent, what = dense.send(dense.layout([name]), update), f"memory of {name!r}"
+            pending, traffic = self._group.gather(sent.message, fixed=True, longest=0, what=what)
             self.ledger.book(traffic)
-            updates[name] = dense.receive(sent, pending.wait(f"memory of {name!r}"), torch.empty_like(debt))
-        fault = dense.finish()
-        if fault is not None:
-            raise fault
-        forget_(self.channel, debts)
-        return apply_(self._parameters, updates)
+            messages = pending.wait(what)
+            self._attempt(partial(dense.receive, sent, messages, update))
+        self._attempt(dense.judge)
+        error = self._verdict(dense, active=True).error or dense.finish()
+        self._errors = []
+        if error is not None:
+            raise error
+        norm = apply_(self._parameters, updates)
+        forget_(self.channel, updates)
+        return norm
 
     def detach(self, *, flush: bool = True) -> dict[str, Any]:
         """Take thinwire off the model: DDP averages gradients densely from now on, and may be attached anew.
@@ -225,7 +228,7 @@ class Handle:
             self._used.clear()
         self._receive_all()
         in_backward = torch._C._current_graph_task_id() != -1
-        verdict = self._verdict(in_backward)
+        verdict = self._verdict(self.channel, active=in_backward)
         for arrival in self._arrivals:
             arrival.deliver(verdict)
         self._arrivals = []
@@ -239,7 +242,7 @@ class Handle:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
         for arrival in self._arrivals:
             messages = arrival.pending.wait(arrival.what)
-            self._attempt(lambda: self.channel.receive(arrival.sent, messages, arrival.gradient))  # noqa: B023
+            self._attempt(partial(self.channel.receive, arrival.sent, messages, arrival.gradient))
         self._attempt(self.channel.judge)
 
     def _attempt(self, reading: Callable[[], object]) -> None:
@@ -255,10 +258,10 @@ class Handle:
             problem.__cause__ = error
             self._errors.append(problem)
 
-    def _verdict(self, active: bool) -> Verdict:
-        """Whether all ranks can take the step, and how many of them had data."""
+    def _verdict(self, channel: Channel, *, active: bool) -> Verdict:
+        """Whether all ranks can take what a channel has received, and how many of them had data."""
         problem = self._errors[0] if self._errors else None
-        verdict = Verdict.agreed(self._group, problem, self.channel.refused, active, self._common)
+        verdict = Verdict.agreed(self._group, problem, channel.refused, active, self._common)
         if verdict.error is not None:
             self._errors = [verdict.error]
         return verdict

@@ -17,19 +17,18 @@ from thinwire.feedback.route import DENSE
 def owed(channel: Channel, step_sizes: StepSizes | None) -> dict[str, Tensor]:
     """This worker's unsent updates, flat, by parameter: the step size times what its rule still owes the model.
 
-    Mem-SGD's memory is in units of the step size that it was last exchanged with, other sums in those of the present
-    one. Where the optimizer ascends, so does the update.
+    The step size is that of the last exchange (not zero), in whose units Mem-SGD keeps its memory: the present one may
+    be zero, where a schedule has come to its end. Where the optimizer ascends, so does the update.
     """
     named = [name for name, rule in channel.rules.items() if rule.owes and name in channel.started]
-    sizes = {**({} if step_sizes is None else step_sizes.now()), **channel.step_sizes}
     signs = {} if step_sizes is None else step_sizes.signs()
-    if unknown := [name for name in named if name not in sizes]:
+    if unknown := [name for name in named if name not in channel.step_sizes]:
         raise ConfigError(
             f"flush applies what {channel.rule} has not sent of {unknown[0]!r} as an update, and needs its step size: "
             "pass the optimizer to attach or to the simulation"
         )
     return {
-        name: channel.worker.view(name, channel.rules[name].owes[0]) * (sizes[name] * signs.get(name, 1.0))
+        name: channel.worker.view(name, channel.rules[name].owes[0]) * (channel.step_sizes[name] * signs.get(name, 1.0))
         for name in named
     }
 
