@@ -270,8 +270,7 @@ class Channel:
             return part.rule.send(signal, part.layout, state, self._key())
         self._held.update(held)
         nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
-        for flat in state.values():
-            _without(held, part.layout, flat)
+        self.worker.clear_pieces(part.layout, held)
         payload = part.rule.send(nothing, part.layout, state, self._key())
         self.worker.restore_pieces(part.layout, held)
         return payload

@@ -83,7 +83,7 @@ class OversubscriptionWarning(UserWarning):
 
 
 class NonFiniteGradient(ThinwireError, ArithmeticError):
-    """Some rank's gradient held NaN or infinity; no rank's state has advanced."""
+    """Some rank's gradient held NaN or infinity, or was too large to remember or to add; no state has advanced."""
 
     def __init__(self, rank: int | None, parameter: str, step: int, overflows: bool = False) -> None:
         where = f"in parameter {parameter!r} at step {step}; no rank's state has advanced"
@@ -100,8 +100,8 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
             )
         else:
             text = (
-                f"what the ranks exchanged does not fit the gradient's type {where}. It will not fit later either: "
-                "use bfloat16 or float32 gradients, or a smaller loss scale"
+                f"what the ranks exchanged does not fit the gradient's type {where}. In float16 it will not fit later "
+                "either: use bfloat16 or float32 gradients, or a smaller loss scale; else clip, or lower the rate"
             )
         super().__init__(text)
         self.rank, self.parameter, self.step, self.overflows = rank, parameter, step, overflows

@@ -115,7 +115,8 @@ class Group:
         except RuntimeError as error:
             raise AttachError(
                 f"{what} must be called on every rank at the same point of the program, but not all {self.size} ranks "
-                f"came within {limit.total_seconds():g} s. Rank {self.rank} heard: {error}"
+                f"came within {limit.total_seconds():g} s (patience= of {what} says how long to wait). Rank "
+                f"{self.rank} heard: {error}"
             ) from error
 
     def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> tuple[Pending, Traffic]:
@@ -181,7 +182,11 @@ class Group:
         every = self.everyone(mine, what)
         if all(theirs == mine for theirs in every):
             return [item] * self.size
-        return [json.loads(text) for text in self._texts(text, [theirs[0] for theirs in every], what)]
+        texts = self._texts(text, [theirs[0] for theirs in every], what)
+        for rank, (theirs, digest) in enumerate(zip(texts, every, strict=True)):
+            if _words(hashlib.sha256(theirs).digest()) != digest[1:]:
+                raise WireError(f"rank {rank}'s words for {what} were damaged on their way")
+        return [json.loads(theirs) for theirs in texts]
 
     def _texts(self, text: bytes, sizes: Sequence[int], what: str) -> list[bytes]:
         for rank, size in enumerate(sizes):
@@ -200,6 +205,8 @@ class Group:
         """What a collective returns; a `PeerLost` in place of what torch raises where somebody is gone."""
         try:
             return collective()
+        except (NotImplementedError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             raise PeerLost(self.rank, self.size, self.moment, what, self.timeout, str(error)) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from torch import Tensor
 
@@ -74,9 +75,10 @@ class Ledger:
             if norm.step_size is not None:
                 self._mean_rates.setdefault(name, _Mean()).add(norm.step_size, math.exp(-self.every / MEMORY))
 
-    def see(self, rates: Sequence[float]) -> None:
-        """Note the learning rates of a step."""
-        before = [*self._highest, *(0.0 for _ in rates)]  # an optimizer may be given more groups
+    def see(self, rates: Sequence[float], peaks: Sequence[float]) -> None:
+        """Note the learning rates of a step, and those that their schedules began with, which a resumed run has not
+        seen."""
+        before = [max(pair) for pair in zip_longest(peaks, self._highest, fillvalue=0.0)]
         self._rates = list(rates)
         self._highest = [max(pair) for pair in zip(rates, before, strict=False)]
 

@@ -98,8 +98,8 @@ class Store:
             views = torch.split(flats[slot.name], [1 if slot.single else p.numel for p in layout.pieces], dim=-1)
             for piece, view in zip(layout.pieces, views, strict=True):
                 self._views[piece.name][slot.name] = view
-        self._bound[layout] = flats
         self._layout_of.update(dict.fromkeys(names, layout))
+        self._bound[layout] = flats  # last: whoever is interrupted before it packs anew
 
     def remember(self, layout: Layout) -> None:
         """Note the present state of a layout, so that `restore` can go back to it."""
@@ -117,6 +117,13 @@ class Store:
         """Go back to what `remember` noted, if the layout moved in this turn."""
         for slot, shadow in self._shadows.get(layout, {}).items() if self._moving.get(layout) == turn else ():
             self._bound[layout][slot].copy_(shadow)
+
+    def clear_pieces(self, layout: Layout, names: Collection[str]) -> None:
+        """Set some parameters' slots to zero."""
+        for slot, flat in self.bind(layout).items():
+            for piece, place in self._places(layout, slot):
+                if piece.name in names:
+                    flat[..., place] = 0
 
     def restore_pieces(self, layout: Layout, names: Collection[str]) -> None:
         """Go back to what `remember` noted, for some parameters alone."""

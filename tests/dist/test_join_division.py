@@ -52,3 +52,29 @@ def test_the_mean_is_over_the_ranks_that_the_join_says(tmp_path: Path) -> None:
     for answers in run_world(3, compared, folder=tmp_path):
         for case, ratio in answers:
             assert ratio <= 16 * eps * len(BATCHES) ** 0.5, case
+
+
+def scheduled(rank: int, size: int) -> tuple[list[float], float, bool]:
+    """A schedule that nobody steps on a rank that has run out of data: its memory is handed over in the units of those
+    that still have."""
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=0.001)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    handle = thinwire.attach(ddp, "memsgd(topk(0.1))", optimizer)
+    rates = []
+    with ddp.join():
+        for number in range(BATCHES[rank]):
+            optimizer.zero_grad()
+            x, y = batch(number, rank)
+            nn.functional.cross_entropy(ddp(x), y).backward()
+            optimizer.step()
+            rates.append(handle.channel.step_sizes["0.weight"])
+            schedule.step()
+    return rates, handle.channel.step_sizes["0.weight"], handle.channel.step == max(BATCHES)
+
+
+def test_a_schedule_under_join_is_that_of_the_ranks_with_data(tmp_path: Path) -> None:
+    for rates, last, whole in run_world(3, scheduled, folder=tmp_path):
+        assert rates == [0.1 * 0.5**number for number in range(len(rates))]
+        assert last == 0.1 * 0.5 ** (max(BATCHES) - 1)
+        assert whole

@@ -362,3 +362,93 @@ def test_loading_between_two_steps_discards_nothing_of_the_layout() -> None:
     advance(used, 7, 2)
     used.load_state_dict(saved)
     assert all(torch.equal(x, y) for x, y in zip(advance(fresh, 3, 2), advance(used, 3, 2), strict=True))
+
+
+# -------------------------------------------------------------------------------------------- states that are damaged
+
+
+def strange_tensors(slot: torch.Tensor) -> dict[str, object]:
+    """What a file can hold in a slot's place, of the right shape."""
+    return {
+        "requires grad": slot.clone().requires_grad_(),
+        "sparse": slot.to_sparse(),
+        "meta": torch.empty_like(slot, device="meta"),
+        "too large for float32": torch.full_like(slot, 1e300, dtype=torch.float64),
+        "whole numbers": slot.to(torch.int64),
+        "complex": slot.to(torch.complex64),
+        "bfloat16": slot.to(torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize("kind", list(strange_tensors(torch.zeros(1))))
+def test_a_strange_tensor_is_loaded_or_refused_with_a_state_error(kind: str) -> None:
+    """All or none: what is refused changes nothing, and what is loaded is plain numbers of the state's own type."""
+    made = Simulation({"x": torch.zeros(4)}, EF21(TopK(0.5)), 2)
+    made.exchange([{"x": torch.randn(4)} for _ in range(2)])
+    state = made.state_dict()
+    key = "local/rank1/x"
+    state["slots"][key] = strange_tensors(state["slots"][key])[kind]
+    fresh = Simulation({"x": torch.zeros(4)}, EF21(TopK(0.5)), 2)
+    before = fresh.state_dict()["slots"]
+    try:
+        fresh.load_state_dict(state)
+    except StateError:
+        assert kind in ("sparse", "meta", "too large for float32", "whole numbers", "complex")
+        assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict()["slots"].items())
+    else:
+        assert kind in ("requires grad", "bfloat16")
+        fresh.exchange([{"x": torch.randn(4)} for _ in range(2)])
+        assert not any(t.requires_grad for t in fresh.state_dict()["slots"].values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 1 << 64},
+        {"step": True},
+        {"seed": 1 << 70},
+        {"run": -1},
+        {"started": ["y"]},
+        {"step_sizes": [["y", 0.1]]},
+        {"step_sizes": []},
+        {"step_sizes": [["x", math.inf]]},
+    ],
+    ids=str,
+)
+def test_fields_that_cannot_be_are_refused(change: dict[str, object]) -> None:
+    made = Simulation({"x": torch.zeros(4)}, MemSGD(TopK(0.5)), 1)
+    made.exchange([{"x": torch.randn(4)}], step_sizes={"x": 0.1})
+    with pytest.raises(StateError):
+        made.load_state_dict({**made.state_dict(), **change})
+
+
+def test_a_state_of_an_older_version_has_no_run_and_is_loaded() -> None:
+    made = Simulation({"x": torch.zeros(4)}, EF21(TopK(0.5)), 1)
+    made.exchange([{"x": torch.randn(4)}])
+    state = made.state_dict()
+    del state["run"]
+    made.load_state_dict(state)
+    assert made.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy", "torch.save"])
+def test_a_simulation_that_was_copied_goes_on_like_the_original(how: str) -> None:
+    """Two views of one storage come apart in a pickle."""
+    import copy
+    import io
+    import pickle
+
+    made = Simulation({"x": torch.zeros(40)}, EF21(TopK(0.1)), 2)
+    gradients = [[{"x": torch.randn(40)} for _ in range(2)] for _ in range(4)]
+    made.exchange(gradients[0])
+    if how == "torch.save":
+        file = io.BytesIO()
+        torch.save(made, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    else:
+        twin = pickle.loads(pickle.dumps(made)) if how == "pickle" else copy.deepcopy(made)
+    for own in gradients[1:]:
+        assert torch.equal(made.exchange(own)["x"], twin.exchange(own)["x"])
+    mine, theirs = made.state_dict()["slots"], twin.state_dict()["slots"]
+    assert all(torch.equal(tensor, theirs[key]) for key, tensor in mine.items())

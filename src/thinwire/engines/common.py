@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import struct
 import weakref
 import zlib
+from collections.abc import Sequence
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import digest
 from thinwire.engines.step_sizes import StepSizes
+from thinwire.exchange import Group
 
 EVERY = 100
 """Steps between two looks at the state that all ranks hold alike: a checksum of 100 M numbers takes 0.1 to 0.3 s."""
@@ -26,12 +30,15 @@ class Common:
         self.divides_by_active = False
         self.mark = 0
 
-    def look(self) -> None:
+    def look(self, group: Group) -> None:
         """See how things stand at the beginning of a step."""
-        if self._step_sizes is not None:
-            self.step_sizes, self.rates = self._step_sizes.now(), self._step_sizes.rates()
         ddp = self._ddp()
-        self.divides_by_active = ddp is not None and _divides_by_active(ddp)
+        joining = ddp is not None and _is_joining(ddp)
+        self.divides_by_active = joining and not getattr(ddp, "_divide_by_initial_world_size", True)
+        if self._step_sizes is not None:
+            rates = self._step_sizes.rates()
+            self.rates = _of_active(group, rates) if joining else rates
+            self.step_sizes = self._step_sizes.at(self.rates)
         self.mark = zlib.crc32(json.dumps(self.describe()).encode())
 
     def describe(self) -> dict[str, str]:
@@ -53,9 +60,20 @@ class Common:
         }
 
 
-def _divides_by_active(ddp: DistributedDataParallel) -> bool:
-    """Whether `ddp.join(divide_by_initial_world_size=False)` is in force. torch never unsets it, but outside a join all
-    ranks have data. With a comm hook torch itself ignores it: the reducer divides only where there is none."""
+def _is_joining(ddp: DistributedDataParallel) -> bool:
+    """Whether a `ddp.join()` is in force under which ranks may run out of data. torch never unsets it, but after it all
+    ranks have data. By whom gradients are divided is left to us: with a comm hook the reducer does not divide at all.
+    """
     config = ddp._join_config
-    uneven = config.enable and config.is_first_joinable and not config.throw_on_early_termination
-    return uneven and not getattr(ddp, "_divide_by_initial_world_size", True)
+    return bool(config.enable and config.is_first_joinable and not config.throw_on_early_termination)
+
+
+def _of_active(group: Group, rates: Sequence[float]) -> list[float]:
+    """This rank's learning rates if it has data, else those of the first rank that does: nobody steps the schedule of
+    a rank that has left its loop."""
+    active = torch._C._current_graph_task_id() != -1
+    bits = struct.unpack(f"<{len(rates)}q", struct.pack(f"<{len(rates)}d", *rates))
+    rows = group.everyone([int(active), *bits], "the learning rates under join")
+    others = (row for row in rows if row[0])
+    chosen = rows[group.rank] if active else next(others, rows[group.rank])
+    return list(struct.unpack(f"<{len(rates)}d", struct.pack(f"<{len(rates)}q", *chosen[1:])))

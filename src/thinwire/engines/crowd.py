@@ -158,8 +158,10 @@ class Crowd:
         memories, ranks = self.state, self._ranks()
         self.state = {name: torch.zeros_like(rows) for name, rows in memories.items()}
         nothing = Signal(torch.zeros_like(value), None, self._first)
-        stack = Stack(self._send(nothing, given, ranks), self.layout, ranks, self.workers)
-        self.state = memories
+        try:
+            stack = Stack(self._send(nothing, given, ranks), self.layout, ranks, self.workers)
+        finally:
+            self.state = memories
         self._account(stack, Signal(value, None, self._first), 0.0)
 
     def _run(self, value: Tensor, previous: Tensor | None, given: Sequence[int], step_size: float, out: Tensor) -> None:

@@ -37,9 +37,6 @@ from thinwire.spec import rule_from
 if TYPE_CHECKING:
     from thinwire.moments import Moments
 
-PATIENCE = timedelta(seconds=60)
-"""How long `attach` waits for the other ranks, which have just built the same DDP model."""
-
 
 class Handle:
     """What `attach` returns: the ledger and the state of this rank. A torch `Stateful`, for distributed checkpoints."""
@@ -98,6 +95,7 @@ class Handle:
         """
         self._check_between_steps("load_state_dict")
         self._give_up()
+        self._forget_use()
         self._group.next_round("loading a state")
         load_together_(self._group, self.channel, state, on_resize)
 
@@ -153,6 +151,7 @@ class Handle:
             return arrival.result
         except PeerLost:
             self._give_up()
+            self._forget_use()
             raise
 
     def _begin(self) -> None:
@@ -160,8 +159,9 @@ class Handle:
         self._give_up()
         self._threads = {threading.get_ident()}
         self._group.next_round(f"step {self.channel.step}")
-        self._common.look()
-        self.ledger.see(self._common.rates)
+        self._common.look(self._group)
+        if self._step_sizes is not None:
+            self.ledger.see(self._common.rates, self._step_sizes.peaks())
         self._warned = self._warned or warn_of_decay(self.channel, self._step_sizes, self.ledger.rate_fall)
 
     def _send(self, bucket: GradBucket) -> "_Arrival":
@@ -224,8 +224,7 @@ class Handle:
         a second one that finishes. A rank that ran out of data under `ddp.join()` calls the hooks outside any backward
         pass, and finishes at once; what was not finite was another rank's, which raises.
         """
-        if self._used is not None:
-            self._used.clear()
+        self._forget_use()
         self._receive_all()
         in_backward = torch._C._current_graph_task_id() != -1
         verdict = self._verdict(self.channel, active=in_backward)
@@ -237,6 +236,10 @@ class Handle:
         else:
             with suppress(NonFiniteGradient):
                 self._finish()
+
+    def _forget_use(self) -> None:
+        if self._used is not None:
+            self._used.clear()
 
     def _receive_all(self) -> None:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
@@ -346,17 +349,19 @@ def attach(
     nonfinite: Literal["raise", "skip"] = "raise",
     seed: int = 0,
     ledger_every: int = 10,
+    patience: float = 60.0,
 ) -> Handle:
     """Make a DistributedDataParallel model exchange its gradients by `rule` (or its text), and return the handle.
 
     Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs,
     `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
     A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
-    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances.
+    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
+    do not come to `attach` within `patience` seconds of each other are named (by gloo alone).
     """
     module = _unwrapped(ddp)
     group = Group(module.process_group)
-    group.assemble("attach", PATIENCE)
+    group.assemble("attach", timedelta(seconds=patience))
     with agreement(group) as mine:
         _check_module(module)
         handle = _handle(module, group, rule_from(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)

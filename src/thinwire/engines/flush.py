@@ -25,7 +25,7 @@ def owed(channel: Channel, step_sizes: StepSizes | None) -> dict[str, Tensor]:
     if unknown := [name for name in named if name not in channel.step_sizes]:
         raise ConfigError(
             f"flush applies what {channel.rule} has not sent of {unknown[0]!r} as an update, and needs its step size: "
-            "pass the optimizer to attach or to the simulation"
+            "pass the optimizer to attach or to the simulation. (detach(flush=False) leaves it in the state)"
         )
     return {
         name: channel.worker.view(name, channel.rules[name].owes[0]) * (channel.step_sizes[name] * signs.get(name, 1.0))

@@ -135,7 +135,7 @@ class Simulation:
             previous = self._needed(Need.PREVIOUS, previous, gradients, "previous one")
         self._abandon()  # an exchange that broke off half-way, as by Ctrl-C
         if self._step_sizes is not None:
-            self.ledger.see(self._step_sizes.rates())
+            self.ledger.see(self._step_sizes.rates(), self._step_sizes.peaks())
         result: dict[str, Tensor] = {}
         for layout in self._layouts:
             used = [any(own.get(piece.name) is not None for own in gradients) for piece in layout.pieces]

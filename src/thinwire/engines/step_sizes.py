@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Number
 
 import torch
@@ -32,8 +32,15 @@ class StepSizes:
 
     def now(self) -> dict[str, float]:
         """The present step sizes."""
-        sizes = self.rates()
-        return {name: sizes[place] for name, place in self._group_of.items()}
+        return self.at(self.rates())
+
+    def at(self, rates: Sequence[float]) -> dict[str, float]:
+        """The step sizes where these are the groups' learning rates."""
+        return {name: rates[place] for name, place in self._group_of.items()}
+
+    def peaks(self) -> list[float]:
+        """The learning rate that each group's schedule began with, as far as a scheduler has noted it."""
+        return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
 
     def rates(self) -> list[float]:
         """The present learning rate of each group."""
