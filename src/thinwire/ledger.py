@@ -11,8 +11,8 @@ from torch import Tensor
 from thinwire.channel import Norms
 from thinwire.exchange import Traffic, allreduce_bytes
 
-MEMORY = 100
-"""Steps over which learning rates are averaged: with 1 % sent, a number waits for about as long."""
+PATIENCE = 256
+"""How many buckets' norms may wait to be read: reading makes the host wait for a GPU."""
 BYTES = ("message_bytes", "sent_bytes", "received_bytes", "broadcast_bytes")
 
 
@@ -36,8 +36,8 @@ class Ledger:
     rate_fall         the highest learning rate so far over the present one, where rates are known
 
     Where a rule keeps its memory in units of updates (`MemSGD`), so does the first of these: |m| over s |g|, where s is
-    the mean rate of the last hundred steps or so, the age of what is in a memory. By the present rate a memory
-    from before a decay would look as if it had grown.
+    the rate at which what is in the memory was given (see `MemoryRate`). By the present rate, a memory from before a
+    decay would look as if it had grown.
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:
@@ -49,7 +49,8 @@ class Ledger:
         self._step = dict(self._total)
         self._last = dict(self._total)
         self._norms: dict[str, Norms] = {}
-        self._mean_rates: dict[str, _Mean] = {}
+        self._measured: list[Mapping[str, Norms]] = []
+        self._memory_rates: dict[str, MemoryRate] = {}
         self._highest: list[float] = []
         self._rates: list[float] = []
 
@@ -70,10 +71,9 @@ class Ledger:
         self._step["numbers"] += numbers
         self._step["elements"] += 0 if elements is None else elements
         self._counts_elements = self._counts_elements and elements is not None
-        self._norms.update(norms)
-        for name, norm in norms.items():
-            if norm.step_size is not None:
-                self._mean_rates.setdefault(name, _Mean()).add(norm.step_size, math.exp(-self.every / MEMORY))
+        self._measured.append(norms)
+        if len(self._measured) > PATIENCE:
+            self._read_norms()
 
     def see(self, rates: Sequence[float], peaks: Sequence[float]) -> None:
         """Note the learning rates of a step, and those that their schedules began with, which a resumed run has not
@@ -115,6 +115,7 @@ class Ledger:
 
     def per_parameter(self) -> dict[str, float]:
         """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""
+        self._read_norms()
         return {name: self._ratio([name]) for name in self._norms}
 
     def _account(self, booked: Mapping[str, float | Tensor]) -> dict[str, float]:
@@ -131,8 +132,19 @@ class Ledger:
         return account
 
     def _residual(self) -> dict[str, float]:
+        self._read_norms()
         fall = {"rate_fall": self.rate_fall} if self._rates else {}
         return {"residual_ratio": self._ratio(list(self._norms)), **fall}
+
+    def _read_norms(self) -> None:
+        """Take in what was measured; on a GPU this waits for it."""
+        measured, self._measured = self._measured, []
+        for norms in measured:
+            self._norms.update(norms)
+            for name, norm in norms.items():
+                if norm.step_size is not None and norm.residual is not None:
+                    rate = self._memory_rates.setdefault(name, MemoryRate(norm.step_size))
+                    rate.measure(norm.step_size, self.every * float(norm.gradient), float(norm.residual))
 
     def _ratio(self, names: Sequence[str]) -> float:
         """sqrt(sum of squared residuals / sum of squared gradients) over the parameters whose rule keeps a residual."""
@@ -144,20 +156,33 @@ class Ledger:
         return math.sqrt(residual / gradient)
 
     def _share(self, name: str, step_size: float | None) -> float:
-        """The present step size over the mean of the last ones: 1 where it stands still, or does not matter."""
-        return 1.0 if step_size is None else step_size / self._mean_rates[name].value
+        """The present step size over the memory's own: 1 where it stands still, or does not matter."""
+        return 1.0 if step_size is None else step_size / self._memory_rates[name].value
 
 
-class _Mean:
-    """A mean in which older numbers count for less; right from the first number on."""
+class MemoryRate:
+    """The step size s at which what is in a memory was given, in the mean of squares.
 
-    def __init__(self) -> None:
-        self.value, self._weight = 0.0, 0.0
+    A step adds s_t^2 |g|^2 to |m|^2, as noise does, and what is sent is taken from old and new alike. So
 
-    def add(self, number: float, decay: float) -> None:
-        """One more number; what came before is multiplied by `decay`."""
-        self._weight = decay * self._weight + (1 - decay)
-        self.value += (number - self.value) * (1 - decay) / self._weight
+        s^2 <- (|m|^2 s^2 + E s_t^2) / (|m|^2 + E),     E = s_t^2 |g|^2 for all steps since the last measurement
+
+    A memory that holds little follows the rate at once, one that holds much takes its time.
+    """
+
+    def __init__(self, step_size: float) -> None:
+        self._square, self._memory = step_size**2, 0.0
+
+    @property
+    def value(self) -> float:
+        return math.sqrt(self._square)
+
+    def measure(self, step_size: float, given: float, kept: float) -> None:
+        """Take in the squared norms of what was given since the last time and of what is kept, over the step size."""
+        added = step_size**2 * given
+        if added > 0:
+            self._square += (step_size**2 - self._square) * added / (self._memory + added)
+        self._memory = step_size**2 * kept
 
 
 def _over(numerator: float, denominator: float) -> float:

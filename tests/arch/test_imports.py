@@ -1,6 +1,7 @@
 """Who may import what: the layers, the back-ends, torch.distributed, and what `import thinwire` costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def make_package(folder: Path, modules: dict[str, str]) -> None:
 
 # ---------------------------------------------------------------------------------------------------- torch.distributed
 
-MAY_DISTRIBUTE = ("thinwire.exchange", "thinwire.engines.ddp", "thinwire.experiments")
+MAY_DISTRIBUTE = ("thinwire.exchange", "thinwire.engines.ddp", "thinwire.engines.plug", "thinwire.experiments")
 
 
 def uses_torch_distributed(source: str) -> list[int]:
@@ -188,3 +189,15 @@ def test_the_command_line_needs_nothing_heavy_but_its_own_package() -> None:
 def test_every_heavy_import_is_seen_even_a_guarded_one() -> None:
     guarded = "try:\n    import {0}\nexcept ImportError:\n    pass"
     assert heavy_imports("\n".join(guarded.format(name) for name in HEAVY)) == HEAVY
+
+
+# ------------------------------------------------------------------------------------------------ nothing is unpickled
+
+
+def test_nothing_that_travels_between_ranks_is_pickled() -> None:
+    """torch's collectives of objects unpickle what other ranks send, and can abort a process that is just ending."""
+    objects = re.compile(r"\b(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?\b")
+    pickling = {path.name for _, path in modules() if re.search(r"^(import|from) pickle", path.read_text(), re.M)}
+    assert not [path for _, path in modules() if objects.search(path.read_text())]
+    # CIFAR-10's own files are pickles, read by an unpickler that knows numpy alone; the other names pickle's error
+    assert pickling == {"cifar_files.py", "part_set.py"}

@@ -13,8 +13,11 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(SECONDS)]
 
 TESTS = {
     2: [
+        "test_DistributedDataParallelCPU",
         "test_accumulate_gradients_no_sync_grad_is_view",
         "test_ddp_control_flow_different_across_ranks",
+        "test_ddp_create_graph",
+        "test_ddp_grad_div_uneven_inputs",
         "test_ddp_ignore_params_arg",
         "test_ddp_join_model_equivalence",
         "test_ddp_python_error_logged",
@@ -29,11 +32,6 @@ TESTS = {
 def test_torchs_own_tests_pass_with_every_model_attached(world: int) -> None:
     """They run in a process of their own: torch's test classes fork, and set what the whole process shares."""
     _run(world, TESTS[world])
-
-
-@pytest.mark.xfail(reason="copies of an attached model, create_graph and join's other division are not served yet")
-def test_what_torch_serves_and_we_do_not_yet() -> None:
-    _run(2, ["test_DistributedDataParallelCPU", "test_ddp_create_graph", "test_ddp_grad_div_uneven_inputs"])
 
 
 def _run(world: int, names: list[str]) -> None:
