@@ -128,11 +128,11 @@ def _joined(first: list[Finding], later: list[Finding]) -> Finding:
 
 
 def attached_alone(kind: Kind, worlds: Worlds, random: Random) -> Outcome:
-    """A world of its own, because a barrier that broke off leaves gloo in disorder."""
-    world = World(random.choice([2, 3]), worlds.folder)
+    """A world of its own, whose time-out is beyond the trial's limit: waiting for it is hanging."""
+    world = World(random.choice([2, 3]), worlds.folder, timeout=10 * LIMIT)
     start = time.monotonic()
     try:
-        answers = world.do(broken.attached_alone, RULES[0], random.getrandbits(30), limit=LIMIT)
+        answers = world.do(broken.attached_alone, RULES[0], random.getrandbits(30), limit=LIMIT / 2)
     finally:
         world.close()
     findings = [answer.value for answer in answers if answer.value is not None]
@@ -194,7 +194,7 @@ KINDS = (
     Kind("another rate", 7, _RATES, refusing(going_on.another_rate)),
     Kind("rate 0", 5, _RATES, refusing(going_on.no_rate)),
     Kind("attach: mismatch", 9, _DIFFER, living(going_on.attached_otherwise)),
-    Kind("attach: alone", 3, r"not all \d ranks came within 1 s", attached_alone),
+    Kind("attach: alone", 3, r"every rank.* 1 s", attached_alone),
     Kind("bit flip", 9, r"rank \d", refusing(going_on.a_flipped_bit)),
     Kind("another's message", 5, r"another rank's", refusing(going_on.a_message_in_anothers_place)),
     Kind("600 MB announced", 3, _LENGTH, refusing(going_on.a_forged_length), VARIABLE),
