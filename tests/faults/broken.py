@@ -94,7 +94,7 @@ class Broken:
     answers: list[Answer]
     """Of all ranks that still could answer."""
     seconds: float
-    hung: tuple[str, ...]
+    started: bool = True
 
 
 Fault = Callable[[World, int], None]
@@ -116,7 +116,7 @@ def broken(
         world.ask(until_lost, rule, str(folder))
         going = world.answers(LIMIT)
         if any(answer.trouble for answer in going):
-            return Broken(going, 0.0, ())
+            return Broken(going, 0.0, started=False)
         time.sleep(random.uniform(0.0, 0.5))
         start = time.time()
         fault(world, victim)
@@ -125,9 +125,15 @@ def broken(
         if mended is not None:
             mended(world, victim)
             answers += world.answers(timeout + LIMIT, [victim])
-        return Broken(answers, seconds, tuple(answer.trouble for answer in answers if "hangs" in answer.trouble))
+        return Broken(answers, seconds)
     finally:
         world.close()
+
+
+def patiently(attempt: Callable[[float], Broken], timeout: float) -> Broken:
+    """Try with a longer time-out where a busy machine did not even start within it."""
+    found = attempt(timeout)
+    return found if found.started or timeout > LIMIT else patiently(attempt, 4 * timeout)
 
 
 def killed(random: Random, rule: str, size: int, folder: Path) -> Broken:
@@ -137,14 +143,15 @@ def killed(random: Random, rule: str, size: int, folder: Path) -> Broken:
 
 def stopped(random: Random, rule: str, size: int, folder: Path) -> Broken:
     """SIGSTOP for longer than the time-out, then SIGCONT."""
-    return broken(_signal(signal.SIGSTOP), _signal(signal.SIGCONT), size, 2.0, random, rule, folder)
+    stop, go = _signal(signal.SIGSTOP), _signal(signal.SIGCONT)
+    return patiently(lambda timeout: broken(stop, go, size, timeout, random, rule, folder), 3.0)
 
 
 def cut_off(random: Random, rule: str, size: int, folder: Path) -> Broken:
     """A cable is pulled, and put back after the time-out."""
     with namespaces.network(size) as net:
         cut, mend = (lambda _, rank: net.cut(rank)), (lambda _, rank: net.mend(rank))
-        return broken(cut, mend, size, 3.0, random, rule, folder, net)
+        return patiently(lambda timeout: broken(cut, mend, size, timeout, random, rule, folder, net), 3.0)
 
 
 def _signal(number: int) -> Fault:

@@ -18,14 +18,7 @@ import torch
 import torch.distributed as dist
 from tests.faults import namespaces
 
-PRELOAD = [
-    "torch",
-    "thinwire",
-    "thinwire.ops.cpu",
-    "tests.dist.training",
-    "tests.faults.worlds",
-    "tests.faults.trainee",
-]
+PRELOAD = ["torch", "thinwire", "tests.faults.worlds", "tests.faults.warm"]
 
 
 @dataclass(frozen=True)
