@@ -28,6 +28,21 @@ def test_a_record_names_version_and_source() -> None:
     assert found["commit"] == commit()
 
 
+def test_asking_for_the_commit_does_not_write_to_the_repository(tmp_path: Path) -> None:
+    """Not even the index, whose times are old here, so that a plain `git status` would write it anew."""
+    copy = copy_of(PACKAGE, tmp_path)
+    author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "-q"], ["add", "thinwire"], [*author, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+    os.utime(copy / "version.py", (1, 1))
+    index = tmp_path / ".git" / "index"
+    before = index.read_bytes()
+    alone = os.environ | {"PYTHONPATH": str(tmp_path)}
+    answer = subprocess.run([sys.executable, "-c", ASK], env=alone, cwd=tmp_path, capture_output=True, check=True)
+    assert len(json.loads(answer.stdout)["commit"]) == 40
+    assert index.read_bytes() == before
+
+
 def test_a_tree_without_git_that_is_not_installed_is_known_by_its_files(tmp_path: Path) -> None:
     copy = copy_of(PACKAGE, tmp_path)
     file = copy / "version.py"

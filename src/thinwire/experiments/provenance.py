@@ -59,7 +59,8 @@ def commit() -> str | None:
 
 
 def _git(source: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(source.parent), *arguments]
+    # without optional locks: `status` would write the index anew, and leave its lock behind where the disk is full
+    command = ["git", "--no-optional-locks", "-C", str(source.parent), *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
