@@ -1,6 +1,6 @@
 """thinwire: data-parallel training that sends few bytes and remembers what it did not send."""
 
-from typing import TYPE_CHECKING
+import typing
 
 from thinwire.channel import Channel as Channel
 from thinwire.checkpoint import merge_states as merge_states
@@ -52,7 +52,7 @@ from thinwire.schedule import Warmup as Warmup
 from thinwire.spec import parse as parse
 from thinwire.version import __version__ as __version__
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from thinwire import moments as moments
 else:
 

@@ -378,6 +378,8 @@ class Channel:
         """A message's flag, once version, checksum and digest are right."""
         with _from_rank(rank):
             version = open_version(reader)
+        if version > 255:
+            raise WireError(f"rank {rank}: message was damaged on its way: its version reads {version}")
         if version != VERSION:
             raise WireError(
                 f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 
@@ -116,12 +117,13 @@ class PeerLost(ThinwireError, RuntimeError):
     def __init__(
         self, rank: int, size: int, moment: str, what: str, timeout: timedelta | None, problem: str, missing: str = ""
     ) -> None:
-        limit = "" if timeout is None else f" (a collective waits for {timeout.total_seconds():g} s: timeout= of "
-        limit += "torch.distributed.init_process_group)" if limit else ""
+        waited = timeout is not None and re.search("time-?d? ?out", problem, re.IGNORECASE)
+        limit = f" (it was waited for {timeout.total_seconds():g} s: " if waited and timeout is not None else ""
+        limit += "timeout= of torch.distributed.init_process_group)" if limit else ""
         super().__init__(
-            f"rank {rank} of {size} lost touch with another rank at {moment}, {what}{missing}. This rank's state is "
-            f"that of the last finished step: save it (handle.state_dict()), then end the process and restart all "
-            f"ranks{limit}. torch says: {problem}"
+            f"rank {rank} of {size} lost touch with another rank in {moment}, {what}{limit}{missing}. This rank's "
+            "state is that of the last finished step: save it (handle.state_dict()), then end the process and restart "
+            f"all ranks. torch says: {problem}"
         )
         self.rank, self.size, self.moment, self.what = rank, size, moment, what
         self.timeout, self.problem, self.missing = timeout, problem, missing

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import AttachError, PeerLost, WireError
+from thinwire.errors import PeerLost, WireError
+from thinwire.roll_call import missing_words
 
 T = TypeVar("T")
 LONGEST_TEXT = 1 << 24
@@ -85,7 +86,7 @@ class Group:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.moment = "before the first step"
+        self.moment = "attach"
         """What is going on, for the errors of collectives."""
         self._in_use: list[object] = []
         self._done: list[object] = []
@@ -105,19 +106,6 @@ class Group:
         """
         self.moment = moment
         self._done, self._in_use = self._in_use, []
-
-    def assemble(self, what: str, limit: timedelta) -> None:
-        """Wait until every rank is here, for no longer than the limit; only gloo can tell who is missing."""
-        if self.size == 1 or dist.get_backend(self.group) != "gloo":
-            return
-        try:
-            dist.monitored_barrier(self.group, timeout=limit, wait_all_ranks=True)
-        except RuntimeError as error:
-            raise AttachError(
-                f"{what} must be called on every rank at the same point of the program, but not all {self.size} ranks "
-                f"came within {limit.total_seconds():g} s (patience= of {what} says how long to wait). Rank "
-                f"{self.rank} heard: {error}"
-            ) from error
 
     def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> tuple[Pending, Traffic]:
         """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once.
@@ -208,7 +196,8 @@ class Group:
         except (NotImplementedError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
-            raise PeerLost(self.rank, self.size, self.moment, what, self.timeout, str(error)) from error
+            missing = missing_words(self.group)
+            raise PeerLost(self.rank, self.size, self.moment, what, self.timeout, str(error), missing) from error
 
     @property
     def timeout(self) -> timedelta | None:

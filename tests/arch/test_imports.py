@@ -74,7 +74,13 @@ def make_package(folder: Path, modules: dict[str, str]) -> None:
 
 # ---------------------------------------------------------------------------------------------------- torch.distributed
 
-MAY_DISTRIBUTE = ("thinwire.exchange", "thinwire.engines.ddp", "thinwire.engines.plug", "thinwire.experiments")
+MAY_DISTRIBUTE = (
+    "thinwire.exchange",
+    "thinwire.roll_call",
+    "thinwire.engines.ddp",
+    "thinwire.engines.plug",
+    "thinwire.experiments",
+)
 
 
 def uses_torch_distributed(source: str) -> list[int]:

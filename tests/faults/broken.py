@@ -7,13 +7,10 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from tests.dist.training import network
@@ -25,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.checkpoint import Rotating
-from thinwire.engines import ddp as engine
 from thinwire.errors import CheckpointWarning, PeerLost
 
 LIMIT = 60.0
@@ -163,8 +159,6 @@ def attached_alone(rank: int, size: int, say: Callable[[Any], None], rule: str, 
     finding, alone = Finding(), Random(draw).randrange(size) == rank
     ddp = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    patience: AbstractContextManager[Any] = patch.object(engine, "PATIENCE", timedelta(seconds=1))
-    with patience if alone else nullcontext():
-        if alone:
-            finding.hear(lambda: thinwire.attach(ddp, "ef21(topk(0.1))", optimizer))
+    if alone:
+        finding.hear(lambda: thinwire.attach(ddp, "ef21(topk(0.1))", optimizer, patience=1.0))
     return finding

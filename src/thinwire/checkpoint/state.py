@@ -178,8 +178,8 @@ def _fitting(channel: Channel, store: Store, state: Mapping[str, Any], name: str
     fitting = saved.detach().to(view.device, view.dtype)
     if not bool(torch.isfinite(fitting).all()):
         raise StateError(
-            f"{slot.name} of {name!r} holds NaN, infinity or a number that {view.dtype} cannot hold: the file is "
-            "damaged, or of a run in another precision"
+            f"slot {slot.name!r} of {name!r} holds NaN, infinity or a number that {view.dtype} cannot hold: the file "
+            "is damaged, or of a run in another precision"
         )
     return fitting
 
@@ -214,7 +214,8 @@ def _check_fields(state: Mapping[str, Any]) -> None:
         raise StateError(f"a state is a dict, as state_dict() gives it, got {type(state).__name__}")
     missing = [field for field in _FIELDS if field not in state]
     if missing:
-        raise StateError(f"this is not a thinwire state: it has no {', '.join(missing)}")
+        words = f"it has no {', '.join(missing)}. Pass what handle.state_dict() gave"
+        raise StateError(f"this is not a thinwire state: {words}")
 
 
 def _check(channel: Channel, state: Mapping[str, Any]) -> None:
@@ -236,9 +237,13 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
         odd = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
         name = odd[0]
         raise StateError(
-            f"the state's parameters are not this model's: {name!r} has shape {theirs.get(name, 'absent')} in the "
-            f"state and {mine.get(name, 'absent')} here ({len(odd)} differ)"
+            f"the state's parameters are not this model's: {name!r} {_shaped(theirs.get(name))} in the state and "
+            f"{_shaped(mine.get(name))} here ({len(odd)} differ)"
         )
+
+
+def _shaped(shape: list[int] | None) -> str:
+    return "is absent" if shape is None else f"has shape {shape}"
 
 
 def _check_names(channel: Channel, state: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ def check_same(descriptions: Sequence[Mapping[str, str]]) -> None:
     """Raise, naming both sides, if a rank describes another run than rank 0."""
     difference = first_difference(descriptions)
     if difference is not None:
-        raise AttachError(f"ranks differ in {difference}. Give every rank the same rule, model and optimizer")
+        raise AttachError(f"ranks differ in {difference}. Give every rank the same rule, seed, model and optimizer")
     for rank, theirs in enumerate(descriptions):
         if list(theirs) != list(descriptions[0]):
             raise AttachError(

@@ -32,6 +32,7 @@ from thinwire.exchange import Group, Pending
 from thinwire.feedback import Need, Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.roll_call import assemble
 from thinwire.spec import rule_from
 
 if TYPE_CHECKING:
@@ -182,10 +183,14 @@ class Handle:
             mark=self._common.mark,
         )
         what = f"bucket {bucket.index()}"
-        pending, traffic = self._group.gather(
-            sent.message, fixed=sent.fixed, longest=longest_message(layout), what=what
-        )
-        self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
+        pending = None
+        try:
+            pending, traffic = self._group.gather(
+                sent.message, fixed=sent.fixed, longest=longest_message(layout), what=what
+            )
+            self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
+        except WireError as error:  # a length that cannot be: every rank has heard it, and none gathers this bucket
+            self._errors.append(error)
         self._arrivals.append(_Arrival(what, sent, pending, flat, gradient, order))
         return self._arrivals[-1]
 
@@ -244,8 +249,9 @@ class Handle:
     def _receive_all(self) -> None:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
         for arrival in self._arrivals:
-            messages = arrival.pending.wait(arrival.what)
-            self._attempt(partial(self.channel.receive, arrival.sent, messages, arrival.gradient))
+            if arrival.pending is not None:
+                messages = arrival.pending.wait(arrival.what)
+                self._attempt(partial(self.channel.receive, arrival.sent, messages, arrival.gradient))
         self._attempt(self.channel.judge)
 
     def _attempt(self, reading: Callable[[], object]) -> None:
@@ -302,7 +308,7 @@ class _Arrival:
     """One bucket's exchange under way, and the future that DDP waits for."""
 
     def __init__(
-        self, what: str, sent: Outgoing, pending: Pending, flat: Tensor, gradient: Tensor, order: MemoryOrder
+        self, what: str, sent: Outgoing, pending: Pending | None, flat: Tensor, gradient: Tensor, order: MemoryOrder
     ) -> None:
         self.what, self.sent, self.pending = what, sent, pending
         self.flat, self.gradient, self._order = flat, gradient, order
@@ -357,11 +363,11 @@ def attach(
     `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
     A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
-    do not come to `attach` within `patience` seconds of each other are named (by gloo alone).
+    do not come to `attach` within `patience` seconds of each other are named.
     """
     module = _unwrapped(ddp)
     group = Group(module.process_group)
-    group.assemble("attach", timedelta(seconds=patience))
+    assemble(group.group, "attach", timedelta(seconds=patience))
     with agreement(group) as mine:
         _check_module(module)
         handle = _handle(module, group, rule_from(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)

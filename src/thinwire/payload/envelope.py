@@ -23,6 +23,10 @@ BODY = 16
 """Where the body begins."""
 FINITE = -1
 """The flag of a message whose gradient was finite."""
+DAMAGED = (
+    "message was damaged on its way, or is another rank's: its checksum is wrong. No rank takes the step; if it comes "
+    "again, look at the network and the memory of both ranks"
+)
 CHECKED = 8
 """Where the bytes begin that the checksum covers."""
 
@@ -58,5 +62,5 @@ def open_rest(reader: Reader, ranks: int | Tensor) -> tuple[int, Tensor]:
     """Digest and flag of a message (or of all ranks' messages) whose checksum is right, and is of this rank."""
     stored = reader.numbers(1, torch.int32)
     intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + ranks
-    reader.require(intact.squeeze(-1), "message was damaged on its way, or is another rank's: its checksum is wrong")
+    reader.require(intact.squeeze(-1), DAMAGED)
     return int(reader.fields("I")[0]), reader.numbers(1, torch.int32).squeeze(-1)
