@@ -187,8 +187,8 @@ _LENGTH = r"announces a message of 600000000 bytes"
 
 KINDS = (
     Kind("kill -9", 22, _LOST, breaking(broken.killed)),
-    Kind("SIGSTOP", 7, r"rank \d of \d lost touch with another rank in step", breaking(broken.stopped)),
-    Kind("link cut", 7, r"rank \d of \d lost touch with another rank in step", breaking(broken.cut_off)),
+    Kind("SIGSTOP", 7, r"rank \d of \d lost touch with another rank in .*restart all", breaking(broken.stopped)),
+    Kind("link cut", 7, r"rank \d of \d lost touch with another rank in .*restart all", breaking(broken.cut_off)),
     Kind("NaN or infinity", 9, r"rank \d computed a gradient.*'\d\.\w+' at step \d", refusing(going_on.not_finite)),
     Kind("huge gradients", 7, r"at step \d+; no rank's state has advanced", living(going_on.huge)),
     Kind("another rate", 7, _RATES, refusing(going_on.another_rate)),
