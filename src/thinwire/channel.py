@@ -80,6 +80,16 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Whose numbers are not finite, in which parameter: a gradient's, or a memory's that overflows."""
+
+    rank: int | None
+    """None where it is what all ranks' messages add up to."""
+    parameter: str
+    overflows: bool = False
+
+
+@dataclass(frozen=True)
 class Unjudged:
     """An answer that was decoded on a GPU without waiting: its verdict is still there."""
 
@@ -128,7 +138,9 @@ class Channel:
         self._sent: list[Part] = []
         self._received: list[Part] = []
         self._unjudged: list[Unjudged] = []
-        self._fault: tuple[int | None, str, bool] | None = None
+        self._judged = False
+        self.fault: Fault | None = None
+        """What was not finite in this step, as far as was judged; a rank may have to take it from another."""
         self._method = zlib.crc32(str(rule).encode())
 
     @property
@@ -204,7 +216,6 @@ class Channel:
         for part in parts:
             signal = self._signal(part, flat, moment, previous, layout, step_sizes, scale)
             payload = self._send_part(part, signal, self._held_of(part, step_sizes))
-            flag = self._overflown(flag, part, layout)
             if measure:
                 norms |= self._measure(part, signal)
             chunks = chunks_of(payload)
@@ -228,16 +239,6 @@ class Channel:
         if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
             return set()
         return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
-
-    def _overflown(self, flag: Tensor, part: Part, layout: Layout) -> Tensor:
-        """The flag, or where a worker's slot is no longer finite, the place of that piece beyond all pieces."""
-        for slot in self.worker.slots_of(part.layout.pieces[0].name):
-            if not slot.single:
-                bad = first_nonfinite(self.worker.bind(part.layout)[slot.name], part.layout)
-                if bad.is_cuda or int(bad) != FINITE:
-                    place = _places(part.places, bad.device)[bad.clamp(min=0)] + len(layout.pieces)
-                    flag = torch.where((flag == FINITE) & (bad != FINITE), place, flag)
-        return flag
 
     def _signal(
         self,
@@ -318,21 +319,8 @@ class Channel:
         if bad is not None:
             return self._refuse(bad, flags[bad], sent.layout, out)
         self._decode(sent, readers, out)
-        overflow = int(self._overflow(sent, out))
+        overflow = int(first_nonfinite(out, sent.layout))
         return out if overflow == FINITE else self._refuse(None, overflow, sent.layout, out)
-
-    def _overflow(self, sent: Outgoing, out: Tensor) -> Tensor:
-        """The place of the first piece whose result, or whose common state, is no longer finite, or -1."""
-        bad = first_nonfinite(out, sent.layout)
-        for part in sent.parts:
-            for slot in self.server.slots_of(part.layout.pieces[0].name):
-                flat = self.server.bind(part.layout)[slot.name]
-                for row in () if slot.single else flat.unbind() if slot.copies else (flat,):
-                    place = first_nonfinite(row, part.layout)
-                    if place.is_cuda or int(place) != FINITE:
-                        found = _places(part.places, place.device)[place.clamp(min=0)]
-                        bad = torch.where((bad == FINITE) & (place != FINITE), found, bad)
-        return bad
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own message; whether that was right is left to `judge`."""
@@ -343,14 +331,15 @@ class Channel:
         for part in sent.parts:
             self._receive_part(part, self._payloads(reader, part), sent, out)
         reader.finish()
-        verdict = torch.cat([flags, reader.sound(), self._overflow(sent, out).view(1)])
+        verdict = torch.cat([flags, reader.sound(), first_nonfinite(out, sent.layout).view(1)])
         self._unjudged.append(Unjudged(sent, rows, out, verdict))
         return out
 
     def judge(self) -> None:
-        """Look at what was received without waiting: the one wait of a step for the GPU.
+        """Look at what was received without waiting, and at what is remembered: the one wait of a step for the GPU.
 
-        Where a gradient was not finite, `out` becomes NaN; a message that was not sound is a `WireError`.
+        Where a gradient was not finite, `out` becomes NaN; a message that was not sound is a `WireError`. A memory that
+        overflows is this rank's own `fault`: whoever drives the channels sees to it that all of them hear of it.
         """
         unjudged, self._unjudged = self._unjudged, []
         verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
@@ -364,6 +353,9 @@ class Channel:
                 self._refuse(bad, flags[bad], one.sent.layout, one.out)
             elif overflow != FINITE:
                 self._refuse(None, overflow, one.sent.layout, one.out)
+        if not self._judged:
+            self._judged = True
+            self._check_memories()
 
     def _explain(self, rank: int, one: Unjudged) -> NoReturn:
         """Read an unsound message again, field by field, for the error that says what is wrong with it."""
@@ -385,15 +377,14 @@ class Channel:
                 f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere"
             )
         with _from_rank(rank):
-            ranks = torch.arange(self.size, dtype=torch.int32, device=sent.message.device).unsqueeze(1)
-            digest, flag = open_rest(reader, ranks if rank is None else rank)
+            digest, flag = open_rest(reader, _ranks(self.size, sent.message.device) if rank is None else rank)
         if digest != sent.digest:
             raise WireError(
                 f"rank {rank}'s message is for another method, set of parameters, step or step size than this rank's "
                 f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
             )
         pieces = len(sent.layout.pieces)
-        inside = flag.clamp(FINITE, 2 * pieces - 1) == flag
+        inside = flag.clamp(FINITE, pieces - 1) == flag
         reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
         return flag
 
@@ -439,23 +430,25 @@ class Channel:
         if not alone:
             part.put(result, out, sent.layout)
 
-    def _refuse(self, rank: int | None, flag: int, layout: Layout, out: Tensor) -> Tensor:
-        overflows, place = divmod(flag, len(layout.pieces))
-        self._fault = self._fault or (rank, layout.pieces[place].name, bool(overflows))
+    def _refuse(self, rank: int | None, place: int, layout: Layout, out: Tensor) -> Tensor:
+        self.fault = self.fault or Fault(rank, layout.pieces[place].name)
         return out.fill_(float("nan"))
 
-    @property
-    def refused(self) -> bool:
-        """Whether something was not finite in this step, as far as was judged."""
-        return self._fault is not None
+    def _check_memories(self) -> None:
+        """Find out whether what this rank remembers, or all ranks hold in common, is still finite after the step."""
+        moved = [(self.worker, part.layout) for part in self._sent]
+        moved += [(self.server, part.layout) for part in self._received]
+        flats = [(layout, flat) for store, layout in moved for flat in store.vectors(layout)]
+        for layout, flat in _suspects(flats) if self.fault is None else ():
+            place = int(first_nonfinite(flat, layout))
+            if place != FINITE and self.fault is None:
+                self.fault = Fault(self.rank, layout.pieces[place].name, overflows=True)
 
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
         self.judge()
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            rank, parameter, overflows = fault
-            error = NonFiniteGradient(rank, parameter, self.step, overflows)
+        if self.fault is not None:
+            error = NonFiniteGradient(self.fault.rank, self.fault.parameter, self.step, self.fault.overflows)
             self.abandon()
             return error
         sent = {piece.name for part in self._sent for piece in part.layout.pieces}
@@ -479,7 +472,8 @@ class Channel:
 
     def keep(self) -> None:
         """Let go of what `undo_` would need."""
-        self._fault, self._sent, self._received, self._next_step_sizes, self._held = None, [], [], {}, set()
+        self.fault, self._sent, self._received, self._next_step_sizes, self._held = None, [], [], {}, set()
+        self._judged = False
         self._unjudged.clear()
 
     @property
@@ -511,10 +505,20 @@ def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
     return flat
 
 
-@lru_cache(maxsize=1024)
-def _places(places: tuple[int, ...], device: torch.device) -> Tensor:
-    """A part's places in its bucket; kept, because copying to a GPU makes the host wait."""
-    return torch.tensor(places, device=device)
+@lru_cache(maxsize=16)
+def _ranks(size: int, device: torch.device) -> Tensor:
+    """Every rank's number, one in each row; kept, for each step asks for it."""
+    return torch.arange(size, dtype=torch.int32, device=device).unsqueeze(1)
+
+
+def _suspects(flats: Sequence[tuple[Layout, Tensor]]) -> Sequence[tuple[Layout, Tensor]]:
+    """Those that may hold NaN or infinity: on a GPU by the largest magnitude of each, in a few launches and a wait."""
+    flats = [(layout, flat) for layout, flat in flats if flat.numel()]
+    if not flats or not flats[0][1].is_cuda:
+        return flats
+    largest = torch.stack([norm.double() for norm in torch._foreach_norm([flat for _, flat in flats], math.inf)])
+    fine = torch.isfinite(largest).tolist()
+    return [pair for pair, is_fine in zip(flats, fine, strict=True) if not is_fine]
 
 
 def _rows(messages: Sequence[Tensor], length: int) -> Tensor:

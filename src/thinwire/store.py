@@ -118,6 +118,12 @@ class Store:
         for slot, shadow in self._shadows.get(layout, {}).items() if self._moving.get(layout) == turn else ():
             self._bound[layout][slot].copy_(shadow)
 
+    def vectors(self, layout: Layout) -> list[Tensor]:
+        """Every vector that a layout's slots hold, as long as the layout; numbers for whole parameters are left out."""
+        slots = self._slots[layout.pieces[0].name] if layout.pieces else ()
+        flats = [(slot, self.bind(layout)[slot.name]) for slot in slots if not slot.single]
+        return [row for slot, flat in flats for row in (flat.unbind() if slot.copies else (flat,))]
+
     def clear_pieces(self, layout: Layout, names: Collection[str]) -> None:
         """Set some parameters' slots to zero."""
         for slot, flat in self.bind(layout).items():

@@ -140,7 +140,7 @@ def _receive(guarded: Guarded, link: Link) -> str:
     messages[link.suspect] = guarded.tensor
     try:
         channel.receive(link.sent, messages, link.out)
-        fault = channel._fault
+        fault = channel.fault
     except WireError as error:
         require(f"rank {link.suspect}" in str(error), f"another rank's message is blamed: {error}")
         return kind_of(error)

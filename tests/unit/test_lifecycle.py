@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -165,3 +167,32 @@ def test_a_watched_model_can_be_written_to_a_file_and_is_not_watched_when_read()
     moments.clear()
     read(torch.ones(4, 6)).square().mean().backward()
     assert all(q.count_nonzero() == 0 for q in moments.take().values())
+
+
+def test_a_model_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    """On a GPU nobody can wait for it: the next model would not fit. A process of its own: the first DDP of a process
+    leaves circles of torch's own behind."""
+    program = f"""
+import gc, weakref, torch, torch.distributed as dist, thinwire
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", store=dist.FileStore({str(tmp_path / "store")!r}, 1), rank=0, world_size=1)
+gone = []
+for _ in range(2):
+    model = torch.nn.Linear(20, 20)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = thinwire.attach(ddp, "ef21(topk(0.1))", optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ddp(torch.randn(4, 20)).sum().backward()
+        optimizer.step()
+    gc.collect()
+    gc.disable()
+    watched = weakref.ref(handle)
+    del model, ddp, optimizer, handle
+    gone.append(watched() is None)
+    gc.enable()
+print(gone)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[True, True]", done.stdout + done.stderr

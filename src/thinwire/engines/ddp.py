@@ -64,7 +64,7 @@ class Handle:
         self._errors: list[ThinwireError] = []
         self._arrivals: list[_Arrival] = []
         self._threads: set[int] = set()
-        self._plug: Plug | None = None
+        self._plug: weakref.ref[Plug] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
         watches = bool(getattr(ddp, "static_graph", False)) or ddp.find_unused_parameters
         self._used: set[str] | None = set() if watches else None
@@ -136,8 +136,9 @@ class Handle:
         self._check_between_steps("detach")
         if flush:
             self.flush()
-        if self._plug is not None:
-            self._plug.handle = None
+        plug = None if self._plug is None else self._plug()
+        if plug is not None:
+            plug.handle = None
         self._unwatch()
         return self.state_dict()
 
@@ -270,7 +271,8 @@ class Handle:
     def _verdict(self, channel: Channel, *, active: bool) -> Verdict:
         """Whether all ranks can take what a channel has received, and how many of them had data."""
         problem = self._errors[0] if self._errors else None
-        verdict = Verdict.agreed(self._group, problem, channel.refused, active, self._common)
+        verdict = Verdict.agreed(self._group, problem, channel.fault, active, self._common)
+        channel.fault = verdict.fault
         if verdict.error is not None:
             self._errors = [verdict.error]
         return verdict
@@ -316,7 +318,7 @@ class _Arrival:
 
     def deliver(self, verdict: Verdict) -> None:
         """Give DDP the exchanged gradient: NaN where the step is not taken."""
-        if verdict.error is not None:
+        if verdict.error is not None or verdict.fault is not None:
             self.flat.fill_(float("nan"))
         else:
             self._order.write_(self.flat, self.gradient)
@@ -373,7 +375,7 @@ def attach(
         handle = _handle(module, group, rule_from(rule), optimizer, moments, scaler, nonfinite, seed, ledger_every)
         mine |= _description(handle, scaler, nonfinite)
     handle.channel.run = group.everyone([secrets.randbits(62)], "attach")[0][0]
-    handle._plug = plug_in(module, handle)
+    handle._plug = weakref.ref(plug_in(module, handle))
     return handle
 
 

@@ -249,10 +249,11 @@ class Simulation:
         self.channels[0].abandon()
 
     def _finish(self) -> None:
-        self.channels[0].judge()
-        if self.channels[0].refused:
-            for channel in self.channels[1:]:
-                channel.undo_()
+        for channel in self.channels:
+            channel.judge()
+        self.channels[0].fault = next((channel.fault for channel in self.channels if channel.fault), None)
+        for channel in self.channels[1:] if self.channels[0].fault is not None else ():
+            channel.undo_()
         fault = self.channels[0].finish()
         for channel in self.channels[1:]:
             channel.keep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from thinwire.channel import Fault
 from thinwire.engines.agreement import first_difference
 from thinwire.errors import ThinwireError, WireError
 from thinwire.exchange import Group
@@ -27,34 +28,45 @@ class Verdict:
     """The answer, the same on every rank but for the words of the error."""
 
     error: ThinwireError | None
+    """What went wrong, on this rank or on another."""
+    fault: Fault | None
+    """What was not finite."""
     factor: float
     """What the mean over all ranks is multiplied by: n / a, where it is to be the mean over a ranks that had data."""
 
     @staticmethod
-    def agreed(group: Group, problem: ThinwireError | None, refused: bool, active: bool, common: Described) -> Verdict:
-        """Tell the others how it went here, and hear how it went there. One small exchange; where something went wrong,
-        texts follow, so that every rank can say what it was."""
-        mine = BROKEN if problem is not None else REFUSED if refused else FINE
+    def agreed(
+        group: Group, problem: ThinwireError | None, fault: Fault | None, active: bool, common: Described
+    ) -> Verdict:
+        """Tell the others how it went here, and hear how it went there. One small exchange; where ranks answer
+        differently, or something went wrong, texts follow, so that every rank can say what it was."""
+        mine = BROKEN if problem is not None else REFUSED if fault is not None else FINE
         answers = group.everyone([mine, int(active)], "agreeing on the step")
         said = {answer for answer, _ in answers}
-        error = None
-        if BROKEN in said or len(said) > 1:
-            error = _explained(group, problem, mine, common)
         counted = sum(here for _, here in answers) if common.divides_by_active else group.size
-        return Verdict(error, group.size / counted if counted else 1.0)
+        factor = group.size / counted if counted else 1.0
+        if BROKEN in said or len(said) > 1:
+            return _explained(group, problem, fault, factor, common)
+        return Verdict(None, fault, factor)
 
 
-def _explained(group: Group, problem: ThinwireError | None, mine: int, common: Described) -> ThinwireError | None:
-    """What this rank raises; None where its own `NonFiniteGradient` says it."""
-    text = str(problem) if problem is not None else "something was not finite" if mine == REFUSED else None
-    answers = group.agree([text, common.describe()], "telling what went wrong")
-    difference = first_difference([description for _, description in answers])
+def _explained(
+    group: Group, problem: ThinwireError | None, fault: Fault | None, factor: float, common: Described
+) -> Verdict:
+    """What this rank says of a step that not all could take."""
+    text = None if problem is None else str(problem)
+    found = None if fault is None else [fault.rank, fault.parameter, fault.overflows]
+    answers = group.agree([text, found, common.describe()], "telling what went wrong")
+    difference = first_difference([description for _, _, description in answers])
     if difference is not None:
-        return WireError(
-            f"ranks have drifted apart in {difference}; no rank has taken the step. Give every rank the same settings, "
-            "and load the same checkpoint on all"
+        words = (
+            f"ranks have drifted apart in {difference}; no rank has taken the step. Give every rank the same settings"
         )
-    if problem is not None or mine == REFUSED:
-        return problem
-    rank, said = next((rank, said) for rank, (said, _) in enumerate(answers) if said is not None)
-    return WireError(f"rank {rank} could not take the step, so no rank has: {said}")
+        return Verdict(WireError(f"{words}, and load the same checkpoint on all"), None, factor)
+    if problem is not None:
+        return Verdict(problem, None, factor)
+    faults = [Fault(*theirs) for _, theirs, _ in answers if theirs is not None]
+    if faults:
+        return Verdict(None, fault or faults[0], factor)
+    rank, said = next((rank, said) for rank, (said, _, _) in enumerate(answers) if said is not None)
+    return Verdict(WireError(f"rank {rank} could not take the step, so no rank has: {said}"), None, factor)

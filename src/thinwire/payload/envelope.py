@@ -3,7 +3,7 @@
 byte 0   version and three zero bytes
      4   CRC-32 of all that follows (zlib's), plus the sender's rank modulo 2^32
      8   digest of method, parameters, seed, step and whatever else ranks must have in common
-    12   the flag: -1, or the place of the first of n pieces that is not finite; n more where its memory overflows
+    12   the flag: place of the first piece that is not finite, or -1
     16   the body; every field and every row of numbers begins at a whole word of four bytes
 """
 
@@ -39,7 +39,8 @@ def seal(body: Sequence[Chunk], digest: int, flag: Tensor, rank: int) -> Tensor:
 
 def sign_(message: Tensor, rank: int) -> Tensor:
     """Write the checksum of a message that this rank sends."""
-    message[4:CHECKED] = (checksum(message[CHECKED:]).view(torch.int32) + rank).view(torch.uint8)
+    found = checksum(message[CHECKED:])
+    message[4:CHECKED] = (found.view(torch.int32) + rank).view(torch.uint8) if rank else found
     return message
 
 
