@@ -61,6 +61,5 @@ def _child(rank: int, size: int, run: str, job: Callable[..., Any], arguments: t
         failed = True
     finally:
         dist.destroy_process_group()
-    # Without the interpreter's shutdown: after torch's own collectives of objects (as in `attach`) a thread of the group may
-    # be the last to let go of a tensor, and then aborts a process that is just ending.
+    # Without the interpreter's shutdown, which takes seconds. That processes end well with it was tried apart.
     os._exit(failed)
