@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import hashlib
 import json
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,6 +69,27 @@ class Loopback:
         return _traffic(mean + rest / len(sizes) if rest else mean, max(sizes), self._workers, not fixed)
 
 
+class _Held:
+    """What the last collectives of a group used, where a thread of the process group may still hold it too."""
+
+    def __init__(self) -> None:
+        self.in_use: list[object] = []
+        self.done: list[object] = []
+        _ALL.add(self)
+
+
+_ALL: weakref.WeakSet[_Held] = weakref.WeakSet()
+_LAST: deque[_Held] = deque(maxlen=4)
+"""Of groups that are gone: a program may drop a group and end at once."""
+
+
+@atexit.register
+def _keep_for_good() -> None:
+    """At the interpreter's end nobody may be the last to let go of these: they are left to the system."""
+    for held in list(_ALL):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
 @dataclass(frozen=True)
 class Pending:
     """Messages on their way."""
@@ -88,8 +113,8 @@ class Group:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.moment = "attach"
         """What is going on, for the errors of collectives."""
-        self._in_use: list[object] = []
-        self._done: list[object] = []
+        self._held = _Held()
+        weakref.finalize(self, _LAST.append, self._held).atexit = False
 
     @cached_property
     def _device(self) -> torch.device:
@@ -102,10 +127,10 @@ class Group:
 
         A thread of the process group lets go of a finished collective's tensors a moment after `wait` returns. Were it
         the last to do so, it would need the interpreter, and abort the process if that is just ending (1 of 75 exits):
-        so these tensors are held here until the next round is over.
+        so these tensors are held here until the next round is over, and at the interpreter's end for good.
         """
         self.moment = moment
-        self._done, self._in_use = self._in_use, []
+        self._held.done, self._held.in_use = self._held.in_use, []
 
     def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> tuple[Pending, Traffic]:
         """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once.
@@ -118,7 +143,7 @@ class Group:
         padded = torch.nn.functional.pad(message, (0, short)) if short else message  # padding by nothing would copy
         gathered = padded.new_empty(self.size * width)
         work = self.guarded(what, lambda: _start_all_gather(gathered, padded, self.group))
-        self._in_use += [work, padded, gathered]
+        self._held.in_use += [work, padded, gathered]
         rows = gathered.view(self.size, width)
         messages = rows if fixed else [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return Pending(work, messages, self), _traffic(message.numel(), width, self.size, not fixed)
@@ -143,7 +168,7 @@ class Group:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.int64).repeat(self.size).to(device or self._device)
         every = torch.empty_like(mine)
-        self._in_use += [mine, every]
+        self._held.in_use += [mine, every]
         self.guarded(what, lambda: dist.all_to_all_single(every, mine, group=self.group))
         return cast(list[list[int]], every.view(self.size, len(numbers)).tolist())
 
@@ -156,7 +181,7 @@ class Group:
         return self._reduced(numbers.clone(), dist.ReduceOp.MIN)
 
     def _reduced(self, numbers: Tensor, operation: Any) -> Tensor:
-        self._in_use.append(numbers)
+        self._held.in_use.append(numbers)
         self.guarded("a small reduction", lambda: dist.all_reduce(numbers, op=operation, group=self.group))
         return numbers
 
@@ -184,7 +209,7 @@ class Group:
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         mine = mine.to(self._device)
         every = mine.new_empty(self.size * len(mine))
-        self._in_use += [mine, every]
+        self._held.in_use += [mine, every]
         self.guarded(what, lambda: _start_all_gather(every, mine, self.group).wait())
         rows = every.view(self.size, -1).cpu().numpy()
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
