@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire import simulate
-from thinwire.engines.trajectory import Instant
+from thinwire.engines.simulate import Instant
 from thinwire.errors import DataError
 from thinwire.extras import require
 from thinwire.problems import Dataset, FiniteSum, file_order, load_dataset, logistic_regression

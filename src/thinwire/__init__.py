@@ -17,8 +17,8 @@ from thinwire.compressors import TopK as TopK
 from thinwire.compressors import Unbias as Unbias
 from thinwire.engines.ddp import Handle as Handle
 from thinwire.engines.ddp import attach as attach
-from thinwire.engines.simulate import Simulation as Simulation
-from thinwire.engines.trajectory import simulate as simulate
+from thinwire.engines.simulation import Simulation as Simulation
+from thinwire.engines.simulate import simulate as simulate
 from thinwire.feedback import CLAG as CLAG
 from thinwire.feedback import EF21 as EF21
 from thinwire.feedback import EF21BC as EF21BC

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import ClassVar
 
 from thinwire.errors import ConfigError
-from thinwire.text import Named
+from thinwire.named import Named
 
 
 def is_number(value: object) -> bool:

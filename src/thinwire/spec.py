@@ -47,7 +47,7 @@ from thinwire.feedback import (
     as_rule,
 )
 from thinwire.schedule import Warmup
-from thinwire.text import Named
+from thinwire.named import Named
 
 COMPRESSORS: dict[str, type[Named]] = {
     kind.name: kind

@@ -30,7 +30,7 @@ def test_the_import_contracts_of_pyproject_are_kept() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "contract", "complaint"),
     [
-        ("layout.py", "import thinwire.engines.simulate", "layers", "thinwire.layout -> thinwire.engines.simulate"),
+        ("layout.py", "import thinwire.engines.simulation", "layers", "thinwire.layout -> thinwire.engines.simulation"),
         ("layout.py", "from thinwire import simulate", "layers", "thinwire.layout -> thinwire "),
         ("brand_new.py", "", "layers", "not listed as layers:\n\n- thinwire.brand_new"),
         ("payload.py", "import triton", "triton", "thinwire.payload -> triton"),

@@ -28,7 +28,7 @@ from thinwire import (
     TopK,
     parse,
 )
-from thinwire.feedback.criterion import Criterion
+from thinwire.feedback.variance_criterion import Criterion
 from thinwire.feedback.increments import Increments
 from thinwire.spec import NAMES
 

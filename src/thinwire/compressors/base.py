@@ -11,7 +11,7 @@ from thinwire.errors import ConfigError
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
-from thinwire.text import Named
+from thinwire.named import Named
 
 
 class Compressor(Named, ABC):

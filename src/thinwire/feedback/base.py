@@ -15,7 +15,7 @@ from thinwire.errors import AttachError, ConfigError
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload, add_all_to
-from thinwire.text import Named
+from thinwire.named import Named
 
 State = Mapping[str, Tensor]
 """A rule's state for one layout: slot name -> flat tensor, changed in place."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Need, Signal, Slot, State
-from thinwire.feedback.coins import check_probability, toss
+from thinwire.feedback.participation import check_probability, toss
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.ops import Key
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.coins import check_probability, tossed
+from thinwire.feedback.participation import check_probability, tossed
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.ops import Key
 

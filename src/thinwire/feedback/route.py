@@ -12,7 +12,7 @@ from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Feedback
 from thinwire.feedback.plain import Plain
 from thinwire.schedule import is_whole
-from thinwire.text import Named
+from thinwire.named import Named
 
 DENSE = Plain(Identity())
 

@@ -11,7 +11,7 @@ from thinwire.errors import ConfigError
 from thinwire.layout import Layout
 from thinwire.ops.blocks import shares_of
 from thinwire.schedule import is_number
-from thinwire.text import Named
+from thinwire.named import Named
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from thinwire.text import Named
+from thinwire.named import Named
 
 
 class Update(Named, ABC):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.schedule import is_number
-from thinwire.text import Named
+from thinwire.named import Named
 from thinwire.updates.base import Regulariser, Update
 
 

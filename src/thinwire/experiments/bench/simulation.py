@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thinwire import EF21, TopK, simulate
-from thinwire.engines.trajectory import Instant
+from thinwire.engines.simulate import Instant
 from thinwire.experiments.bench.plain_numpy import dense_shards, ef21
 from thinwire.extras import require
 from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from thinwire.engines.trajectory import Instant
+from thinwire.engines.simulate import Instant
 from thinwire.experiments.ef21.bits import honest_bits, paper_bits
 from thinwire.experiments.ef21.settings import Setting
 from thinwire.problems import FiniteSum

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from thinwire import EF21, QSGD, Contractive, Identity, Natural, RandK, Route, TopK, Warmup
-from thinwire.text import Named, show
+from thinwire.named import Named, show
 
 
 @pytest.mark.parametrize(
