@@ -17,8 +17,8 @@ from thinwire.compressors import TopK as TopK
 from thinwire.compressors import Unbias as Unbias
 from thinwire.engines.ddp import Handle as Handle
 from thinwire.engines.ddp import attach as attach
-from thinwire.engines.simulation import Simulation as Simulation
 from thinwire.engines.simulate import simulate as simulate
+from thinwire.engines.simulation import Simulation as Simulation
 from thinwire.feedback import CLAG as CLAG
 from thinwire.feedback import EF21 as EF21
 from thinwire.feedback import EF21BC as EF21BC
@@ -48,9 +48,9 @@ from thinwire.feedback import ThreePCv5 as ThreePCv5
 from thinwire.layout import Layout as Layout
 from thinwire.ledger import Ledger as Ledger
 from thinwire.ops import Key as Key
-from thinwire.schedule import Warmup as Warmup
 from thinwire.spec import parse as parse
 from thinwire.version import __version__ as __version__
+from thinwire.warmup import Warmup as Warmup
 
 if typing.TYPE_CHECKING:
     from thinwire import moments as moments

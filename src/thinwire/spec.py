@@ -46,8 +46,8 @@ from thinwire.feedback import (
     ThreePCv5,
     as_rule,
 )
-from thinwire.schedule import Warmup
 from thinwire.named import Named
+from thinwire.warmup import Warmup
 
 COMPRESSORS: dict[str, type[Named]] = {
     kind.name: kind

@@ -28,8 +28,8 @@ from thinwire import (
     TopK,
     parse,
 )
-from thinwire.feedback.variance_criterion import Criterion
 from thinwire.feedback.increments import Increments
+from thinwire.feedback.variance_criterion import Criterion
 from thinwire.spec import NAMES
 
 WORKERS = 3

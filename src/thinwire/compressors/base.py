@@ -9,9 +9,9 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
+from thinwire.named import Named
 from thinwire.ops import Key
 from thinwire.payload import Payload
-from thinwire.named import Named
 
 
 class Compressor(Named, ABC):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import lru_cache
 
+from thinwire.checks import is_number
 from thinwire.compressors.base import check
 from thinwire.layout import Layout
-from thinwire.schedule import Number, bounds, is_moving, is_number
+from thinwire.warmup import Number, bounds, is_moving
 
 
 def check_density(name: str, ratio: Number | None, count: float | None, least_count: float) -> None:

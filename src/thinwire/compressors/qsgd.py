@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_whole
 from thinwire.compressors.base import Unbiased, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms, level_codes
 from thinwire.payload import Levels
-from thinwire.schedule import is_whole
 
 
 @dataclass(frozen=True)

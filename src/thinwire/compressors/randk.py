@@ -16,7 +16,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, first_uniforms, piece_indices, randk_positions
 from thinwire.payload import Masked, Payload, Sparse
 from thinwire.payload.values import value_format
-from thinwire.schedule import Number, at, bounds
+from thinwire.warmup import Number, at, bounds
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_whole
 from thinwire.compressors.base import Compressor, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_lengths, block_norms, negative_bits
 from thinwire.payload import Signs
-from thinwire.schedule import is_whole
 
 WHOLE = (1 << 32) - 1
 """A block length that no piece exceeds: one scale for each piece."""

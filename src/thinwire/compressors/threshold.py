@@ -21,7 +21,7 @@ from thinwire.ops import (
 )
 from thinwire.payload import Payload, Sparse
 from thinwire.payload.values import SIGN_ONLY, value_format
-from thinwire.schedule import Number, at, bounds, is_moving
+from thinwire.warmup import Number, at, bounds, is_moving
 
 
 def check_tau(name: str, tau: Number) -> None:

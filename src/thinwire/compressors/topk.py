@@ -8,13 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_whole
 from thinwire.compressors.base import Compressor, check
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
 from thinwire.payload import Payload, Sparse
 from thinwire.payload.values import value_format
-from thinwire.schedule import Number, at, bounds, is_whole
+from thinwire.warmup import Number, at, bounds
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from thinwire.ops import Key
 from thinwire.ops.blocks import piece_of
 from thinwire.payload import Masked, Payload, Sparse
 from thinwire.payload.values import value_format
-from thinwire.schedule import Warmup
+from thinwire.warmup import Warmup
 
 
 @dataclass(frozen=True)

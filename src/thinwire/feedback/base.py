@@ -13,9 +13,9 @@ from torch import Tensor
 from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.layout import Layout
+from thinwire.named import Named
 from thinwire.ops import Key
 from thinwire.payload import Payload, add_all_to
-from thinwire.named import Named
 
 State = Mapping[str, Tensor]
 """A rule's state for one layout: slot name -> flat tensor, changed in place."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Signal, Slot, State
@@ -16,7 +17,6 @@ from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Empty, Payload, Some
-from thinwire.schedule import is_number
 
 PREVIOUS = Slot("previous")
 """y_i: this worker's gradient of the step before."""

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Round, Slot, State
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.schedule import is_number
 
 
 @dataclass(frozen=True)

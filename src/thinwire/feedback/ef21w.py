@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Round, Signal, State
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.ops import Key
 from thinwire.payload import add_each_to
-from thinwire.schedule import is_number
 
 
 @dataclass(frozen=True)

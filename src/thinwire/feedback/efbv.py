@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Round, Signal, State
@@ -14,7 +15,6 @@ from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload, add_all_to
-from thinwire.schedule import is_number
 
 
 @dataclass(frozen=True)

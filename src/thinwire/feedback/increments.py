@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Feedback, Round, Signal, Slot, State, check_compressor
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Dense, Empty, Payload, add_all_to
-from thinwire.schedule import is_number
 
 LOCAL = Slot("local", resize="mean")
 """g_i: what the server believes this worker's gradient to be."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.ops import Key, first_uniforms
 from thinwire.ops.keys import first_uniform
-from thinwire.schedule import is_number
 
 COIN = 1 << 20
 """The stream of keys that coins are tossed by: compressors draw from others."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from thinwire.checks import is_whole
 from thinwire.compressors import Compressor, Identity
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Feedback
 from thinwire.feedback.plain import Plain
-from thinwire.schedule import is_whole
 from thinwire.named import Named
 
 DENSE = Plain(Identity())

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
-from thinwire.ops.blocks import shares_of
-from thinwire.schedule import is_number
 from thinwire.named import Named
+from thinwire.ops.blocks import shares_of
 
 
 @dataclass(frozen=True)

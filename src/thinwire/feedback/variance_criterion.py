@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, mean_into
 from thinwire.feedback.target import Target
 from thinwire.layout import Layout
-from thinwire.schedule import Number, at, bounds, is_moving, is_number
+from thinwire.warmup import Number, at, bounds, is_moving
 
 TOTAL, SQUARES = Slot("total"), Slot("squares")
 """r, the sum of the gradients since the last sending, and v, that of the squared per-sample gradients.

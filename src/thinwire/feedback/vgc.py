@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Signal, State
-from thinwire.feedback.variance_criterion import Criterion, check_criterion
 from thinwire.feedback.target import Target
+from thinwire.feedback.variance_criterion import Criterion, check_criterion
 from thinwire.layout import Layout
 from thinwire.ops import Key, variance_
 from thinwire.payload import Payload, Sparse, Words
 from thinwire.payload.values import value_format
 from thinwire.payload.words import LIMIT
-from thinwire.schedule import Number
+from thinwire.warmup import Number
 
 
 @dataclass(frozen=True)

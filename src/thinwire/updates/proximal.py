@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.checks import is_number
 from thinwire.errors import ConfigError
-from thinwire.schedule import is_number
 from thinwire.named import Named
 from thinwire.updates.base import Regulariser, Update
 

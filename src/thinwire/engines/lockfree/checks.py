@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.checks import is_whole
 from thinwire.engines.lockfree.regularisers import Decoupled, Regulariser
 from thinwire.engines.lockfree.samples import Samples
 from thinwire.engines.lockfree.schedules import Schedule, Times
 from thinwire.engines.lockfree.units import Units
 from thinwire.errors import ConfigError, OversubscriptionWarning
-from thinwire.schedule import is_whole
 
 Array = NDArray[Any]
 

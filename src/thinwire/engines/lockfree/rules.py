@@ -9,8 +9,8 @@ from thinwire.compressors import QSGD, Compressor, HardThreshold, Identity, Rand
 from thinwire.compressors.density import kept
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, MemSGD, Plain, Rule
-from thinwire.schedule import Warmup
 from thinwire.spec import rule_from
+from thinwire.warmup import Warmup
 
 ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
 """What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire import Key, Layout, TopK, Warmup
 from thinwire.errors import ConfigError
-from thinwire.schedule import at, bounds
+from thinwire.warmup import at, bounds
 
 positive = st.floats(1e-6, 1e6)
 

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import ClassVar
 
+from thinwire.checks import is_number, is_whole
 from thinwire.errors import ConfigError
 from thinwire.named import Named
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a real number (numpy's too, truth values not)."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_whole(value: object) -> bool:
-    """Whether a value is of an integer type."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
