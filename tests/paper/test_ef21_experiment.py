@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.experiments.ef21.run import run
-from thinwire.experiments.ef21.settings import tuned
+from thinwire.papers.ef21.run import run
+from thinwire.papers.ef21.settings import tuned
 
 ROUNDS: dict[str, dict[str, tuple[int | None, int | None, int | None, int | None]]] = {
     "phishing": {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.engines.lockfree import (
+from thinwire.linear import (
     Bottou,
     Constant,
     Decoupled,
@@ -26,7 +26,7 @@ from thinwire.engines.lockfree import (
     Weighted,
     independent,
 )  # fmt: skip
-from thinwire.engines.lockfree.losses import slope
+from thinwire.linear.losses import slope
 from thinwire.ops.reference import topk_indices
 from thinwire.problems import load_dataset
 from thinwire.problems.libsvm import signs

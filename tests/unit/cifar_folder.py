@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.problems.cifar_files import TEST, TRAIN
+from thinwire.training.tasks.cifar_files import TEST, TRAIN
 
 
 def images_of(name: str, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

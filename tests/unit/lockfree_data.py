@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from thinwire.engines.lockfree import Loss, Samples
+from thinwire.linear import Loss, Samples
 
 
 def matrix(n: int, d: int, density: float, seed: int = 0, dtype: type = np.float64) -> Any:

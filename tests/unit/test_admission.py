@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ThinwireError
-from thinwire.experiments import RunConfig, train
+from thinwire.training import RunConfig, train
 
 
 @pytest.mark.parametrize("engine", ["ddp", "sim"])
@@ -30,7 +30,7 @@ def test_a_rule_that_the_engine_refuses_is_refused_before_anything_starts(
         raise AssertionError("training began")
 
     for name in ("_simulate", "_distribute"):
-        monkeypatch.setattr(sys.modules["thinwire.experiments.train"], name, started)  # `train` hides its module
+        monkeypatch.setattr(sys.modules["thinwire.training.train"], name, started)  # `train` hides its module
     configs = [
         RunConfig.of(str(settings.get("task", "digits")), each, workers=2, engine=engine, batch=settings.get("batch"))
         for each in ("dense", method)

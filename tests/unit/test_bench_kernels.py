@@ -11,15 +11,15 @@ import torch
 from rich.console import Console
 
 from thinwire import Key, TopK
+from thinwire.bench import kernels as module
+from thinwire.bench import timing
+from thinwire.bench.inputs import ADVERSARIAL, DISTRIBUTIONS, draw, draw_inputs, many_pieces, one_piece
+from thinwire.bench.kernels import KernelRow, bench_kernels
+from thinwire.bench.messages import MESSAGES, read_in_turn, read_together
+from thinwire.bench.operations import OPERATIONS, UNPACKING
+from thinwire.bench.timing import Timing, side_by_side, wall_clock
 from thinwire.cli.kernel_table import floor_line, kernel_table
 from thinwire.cli.main import main
-from thinwire.experiments.bench import kernels as module
-from thinwire.experiments.bench import timing
-from thinwire.experiments.bench.inputs import ADVERSARIAL, DISTRIBUTIONS, draw, draw_inputs, many_pieces, one_piece
-from thinwire.experiments.bench.kernels import KernelRow, bench_kernels
-from thinwire.experiments.bench.messages import MESSAGES, read_in_turn, read_together
-from thinwire.experiments.bench.operations import OPERATIONS, UNPACKING
-from thinwire.experiments.bench.timing import Timing, side_by_side, wall_clock
 
 CPU = torch.device("cpu")
 NUMEL = 20_000

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from thinwire.bench.linear_data import DENSE_D, ENTRIES, SHAPES, SPARSE_D, made_up
+from thinwire.bench.lockfree import APART, METHODS, SGD, SKLEARN, SpeedRow, sklearn_epochs
+from thinwire.bench.reach import FACTORS, ReachRow, ending, sklearn_loss
+from thinwire.bench.timing import Timing
 from thinwire.cli.lockfree_table import reach_table, speed_table
 from thinwire.cli.main import main
-from thinwire.experiments.bench.linear_data import DENSE_D, ENTRIES, SHAPES, SPARSE_D, made_up
-from thinwire.experiments.bench.lockfree import APART, METHODS, SGD, SKLEARN, SpeedRow, sklearn_epochs
-from thinwire.experiments.bench.reach import FACTORS, ReachRow, ending, sklearn_loss
-from thinwire.experiments.bench.timing import Timing
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from thinwire.bench import codes as module
+from thinwire.bench.codes import OURS, Absent, Code, codes, nbytes
+from thinwire.bench.timing import Timing
+from thinwire.bench.wire import CodeResult, WireRow, bench_wire, better_than_ours
 from thinwire.cli.wire_tables import size_table, time_table
-from thinwire.experiments.bench import codes as module
-from thinwire.experiments.bench.codes import OURS, Absent, Code, codes, nbytes
-from thinwire.experiments.bench.timing import Timing
-from thinwire.experiments.bench.wire import CodeResult, WireRow, bench_wire, better_than_ours
 
 
 @pytest.mark.parametrize("share", [0.3, 0.1, 0.01])

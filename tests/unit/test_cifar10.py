@@ -13,9 +13,9 @@ from tests.unit.cifar_folder import FORMS, images_of, write_cifar10
 from torch import nn
 
 from thinwire.errors import DataError
-from thinwire.problems import load_task
-from thinwire.problems.cifar_files import FOLDERS, TEST, TRAIN, find_cifar10, read_cifar10
-from thinwire.problems.vgg import vgg
+from thinwire.training.tasks import load_task
+from thinwire.training.tasks.cifar_files import FOLDERS, TEST, TRAIN, find_cifar10, read_cifar10
+from thinwire.training.tasks.vgg import vgg
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from thinwire import parse
 from thinwire.cli.main import app, main
 from thinwire.cli.progress import progress
 from thinwire.errors import SpecError
-from thinwire.experiments import read_records
-from thinwire.experiments.optimizer import OPTIMIZERS, SCHEDULES
-from thinwire.experiments.peers import PEERS
-from thinwire.problems import TASKS
+from thinwire.training import read_records
+from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.training.peers import PEERS
+from thinwire.training.tasks import TASKS
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]
 TRAINING = {"--workers", "--engine", "--steps", "--out", "--page", "--force", "--debug"}

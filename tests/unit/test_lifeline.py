@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import RecordWarning
-from thinwire.experiments import lifeline as lifeline_module
-from thinwire.experiments import read_records
-from thinwire.experiments.lifeline import ORPHANED, lifeline
+from thinwire.training import lifeline as lifeline_module
+from thinwire.training import read_records
+from thinwire.training.lifeline import ORPHANED, lifeline
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 

@@ -16,14 +16,14 @@ import pytest
 
 from thinwire.cli.main import main
 from thinwire.errors import RecordError, RecordWarning
-from thinwire.experiments import RunRecord, read_records, train
-from thinwire.experiments.compare import comparison
-from thinwire.experiments.ef21.records import read_outcomes
-from thinwire.experiments.lines import LineWriter, cut_torn_line_
-from thinwire.experiments.numbers import show_metric
-from thinwire.experiments.resume import finished_runs
-from thinwire.experiments.summary import summarise
-from thinwire.experiments.verdict import verdict
+from thinwire.papers.ef21.records import read_outcomes
+from thinwire.training import RunRecord, read_records, train
+from thinwire.training.compare import comparison
+from thinwire.training.formatting import show_metric
+from thinwire.training.lines import LineWriter, cut_torn_line_
+from thinwire.training.resume import finished_runs
+from thinwire.training.summary import summarise
+from thinwire.training.verdict import verdict
 
 SETTINGS: dict[str, Any] = {"engine": "sim", "workers": 2, "steps": 12, "evaluations": 3}
 EF21 = ["reproduce", "ef21", "--dataset", "breast_cancer", "--figures", "tuned", "--rounds", "2"]

@@ -18,7 +18,8 @@ from tests.unit.lockfree_data import matrix, samples
 
 from thinwire import HardThreshold, MemSGD, Simulation, TopK
 from thinwire.compressors import Compressor
-from thinwire.engines.lockfree import (
+from thinwire.errors import ConfigError, DataError, OversubscriptionWarning
+from thinwire.linear import (
     Bottou,
     Constant,
     Decoupled,
@@ -34,11 +35,10 @@ from thinwire.engines.lockfree import (
     shift_for,
     weight_sum,
 )
-from thinwire.engines.lockfree.dense_step import dense_product
-from thinwire.engines.lockfree.losses import slope
-from thinwire.engines.lockfree.plan import SMALLEST_SCALE, planned
-from thinwire.engines.lockfree.sparse_step import sparse_product
-from thinwire.errors import ConfigError, DataError, OversubscriptionWarning
+from thinwire.linear.dense_step import dense_product
+from thinwire.linear.losses import slope
+from thinwire.linear.plan import SMALLEST_SCALE, planned
+from thinwire.linear.sparse_step import sparse_product
 
 EPS = np.finfo(np.float64).eps
 RULES = [

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from thinwire.engines.lockfree import Loss, atomics
-from thinwire.engines.lockfree.above import pop_, push_, send_above_
-from thinwire.engines.lockfree.choice import send_drawn_, send_largest_
-from thinwire.engines.lockfree.dense_step import accumulate_all_, dense_product
-from thinwire.engines.lockfree.losses import slope, value
-from thinwire.engines.lockfree.maxima import level_offsets, refresh_
-from thinwire.engines.lockfree.order import independent, shuffled
-from thinwire.engines.lockfree.rules import RANDOM, Code
-from thinwire.engines.lockfree.sparse_step import accumulate_, forget_, sparse_product
-from thinwire.engines.lockfree.state import COUNT, Private, Shared, private_state, shared_state
-from thinwire.engines.lockfree.walk import CHUNK, take_
+from thinwire.linear import Loss, atomics
+from thinwire.linear.above import pop_, push_, send_above_
+from thinwire.linear.choice import send_drawn_, send_largest_
+from thinwire.linear.dense_step import accumulate_all_, dense_product
+from thinwire.linear.losses import slope, value
+from thinwire.linear.maxima import level_offsets, refresh_
+from thinwire.linear.order import independent, shuffled
+from thinwire.linear.rules import RANDOM, Code
+from thinwire.linear.sparse_step import accumulate_, forget_, sparse_product
+from thinwire.linear.state import COUNT, Private, Shared, private_state, shared_state
+from thinwire.linear.walk import CHUNK, take_
 from thinwire.ops.reference import topk_indices
 
 add_float_: Any = atomics.add_float_

@@ -16,10 +16,10 @@ import pytest
 import scipy.sparse
 from numba import njit
 
-from thinwire.engines.lockfree import Constant, LockFree, Samples, engine, independent, plan, state
-from thinwire.engines.lockfree.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
-from thinwire.engines.lockfree.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
 from thinwire.errors import ConfigError
+from thinwire.linear import Constant, LockFree, Samples, engine, independent, plan, state
+from thinwire.linear.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
+from thinwire.linear.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
 
 D = 40
 

@@ -12,10 +12,10 @@ from scipy.sparse import csr_matrix
 from sklearn.datasets import load_iris
 from tests.unit.lockfree_data import samples
 
-from thinwire.engines.lockfree import Bottou, Decoupled, InMemory, LockFree, Samples, Uniform, independent
-from thinwire.engines.lockfree.losses import slope
-from thinwire.engines.lockfree.sparse_step import sparse_product
 from thinwire.errors import ConfigError
+from thinwire.linear import Bottou, Decoupled, InMemory, LockFree, Samples, Uniform, independent
+from thinwire.linear.losses import slope
+from thinwire.linear.sparse_step import sparse_product
 from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
 
 N, D, STEPS = 80, 300, 400

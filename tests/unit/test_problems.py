@@ -15,10 +15,10 @@ from tests.unit.cifar_folder import write_cifar10
 
 from thinwire.errors import BackendError, ConfigError, DataError
 from thinwire.extras import require
-from thinwire.problems import TASKS, Task, load_task
 from thinwire.problems.libsvm import read_libsvm
-from thinwire.problems.logistic import Logistic
-from thinwire.problems.order import epoch_slice, split
+from thinwire.training.tasks import TASKS, Task, load_task
+from thinwire.training.tasks.logistic import Logistic
+from thinwire.training.tasks.order import epoch_slice, split
 
 ROWS = "".join(f"{1 if row % 3 else -1} 1:{row} 3:{row / 2}\n" for row in range(30))
 

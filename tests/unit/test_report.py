@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from thinwire.errors import BackendError, ConfigError
-from thinwire.experiments import RunRecord, read_records, train
-from thinwire.experiments.compare import comparison
-from thinwire.experiments.ef21.records import read_outcomes
-from thinwire.experiments.summary import summarise
+from thinwire.papers.ef21.records import read_outcomes
 from thinwire.report.curves import curves, smooth
 from thinwire.report.ef21 import MANY, _section
 from thinwire.report.figures import Axis, Chart, Section, lines, page_text
 from thinwire.report.page import BYTES, render, write_page
 from thinwire.report.palette import COLOURS, NEUTRAL, styles
+from thinwire.training import RunRecord, read_records, train
+from thinwire.training.compare import comparison
+from thinwire.training.summary import summarise
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 CHROMIUM = shutil.which("chromium")

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from thinwire import parse, simulate
+from thinwire.bench import simulation
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
-from thinwire.experiments.bench import simulation
-from thinwire.experiments.ef21 import run as running
-from thinwire.experiments.ef21.bits import honest_bits, paper_bits
-from thinwire.experiments.ef21.records import read_outcomes
-from thinwire.experiments.ef21.run import Outcome, run
-from thinwire.experiments.ef21.settings import FIGURES, POSTER, Setting, settings
-from thinwire.experiments.numbers import show_ratio, show_spread
-from thinwire.experiments.records import read_records
-from thinwire.experiments.summary import summarise
+from thinwire.papers.ef21 import run as running
+from thinwire.papers.ef21.bits import honest_bits, paper_bits
+from thinwire.papers.ef21.records import read_outcomes
+from thinwire.papers.ef21.run import Outcome, run
+from thinwire.papers.ef21.settings import FIGURES, POSTER, Setting, settings
 from thinwire.problems import file_order, load_dataset, logistic_regression
 from thinwire.problems.minibatches import Minibatches
+from thinwire.training.formatting import show_ratio, show_spread
+from thinwire.training.records import read_records
+from thinwire.training.summary import summarise
 
 CANCER = "breast_cancer"
 
@@ -168,7 +168,7 @@ def test_least_squares_on_wide_data_is_left_out_or_refused(
 ) -> None:
     """30 rows of 40 columns, where μ is found up to 8: a word where all figures are run, an error where this one is
     asked for."""
-    for module in ("thinwire.theory.spectrum", "thinwire.experiments.ef21.settings"):
+    for module in ("thinwire.theory.spectrum", "thinwire.papers.ef21.settings"):
         monkeypatch.setattr(f"{module}.DENSE_SIDE", 8)
     path, record = tmp_path / "wide.txt", tmp_path / "r.jsonl"
     path.write_text("".join(f"{i % 2} {1 + i}:1 40:{i}.5\n" for i in range(30)))

@@ -14,14 +14,14 @@ from scipy.sparse import csr_matrix
 from thinwire import parse
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
-from thinwire.experiments.memsgd import figures
-from thinwire.experiments.memsgd.bits import honest_bits, paper_bits, wire_bits
-from thinwire.experiments.memsgd.claims import claims
-from thinwire.experiments.memsgd.data import FIRST_SHARE, generated, note_of, problem_of, unit_rows
-from thinwire.experiments.memsgd.paper import DEFECTS, EPSILON, RCV1
-from thinwire.experiments.memsgd.records import read_outcomes
-from thinwire.experiments.memsgd.run import LOOKS, Outcome, Point, run
-from thinwire.experiments.memsgd.settings import FIGURES, SGD, Scale, Setting, settings
+from thinwire.papers.memsgd import figures
+from thinwire.papers.memsgd.bits import honest_bits, paper_bits, wire_bits
+from thinwire.papers.memsgd.claims import claims
+from thinwire.papers.memsgd.data import FIRST_SHARE, generated, note_of, problem_of, unit_rows
+from thinwire.papers.memsgd.paper import DEFECTS, EPSILON, RCV1
+from thinwire.papers.memsgd.records import read_outcomes
+from thinwire.papers.memsgd.run import LOOKS, Outcome, Point, run
+from thinwire.papers.memsgd.settings import FIGURES, SGD, Scale, Setting, settings
 
 CANCER = "breast_cancer"
 EPS = float(np.finfo(np.float32).eps)

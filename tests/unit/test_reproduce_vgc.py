@@ -12,13 +12,13 @@ import pytest
 from thinwire.cli.main import main
 from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError, RecordError
-from thinwire.experiments import RunRecord, read_records, train
-from thinwire.experiments.numbers import NOTHING, show_metric, show_ratio
-from thinwire.experiments.resume import finished_runs
-from thinwire.experiments.summary import summarise
-from thinwire.experiments.vgc.paper import TABLE, paper_row
-from thinwire.experiments.vgc.result import claim, results
-from thinwire.experiments.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
+from thinwire.papers.vgc.paper import TABLE, paper_row
+from thinwire.papers.vgc.result import claim, results
+from thinwire.papers.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
+from thinwire.training import RunRecord, read_records, train
+from thinwire.training.formatting import NOTHING, show_metric, show_ratio
+from thinwire.training.resume import finished_runs
+from thinwire.training.summary import summarise
 
 QUICK = ["reproduce", "vgc", "--small", "--epochs", "1", "--methods", "none, vgc(1.5), hybrid(0.01, alpha=2)"]
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_run_is_refused(words: list[str], problem: str, capsys: p
 def test_an_interruption_keeps_what_was_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thinwire.experiments import simulated
+    from thinwire.training import simulated
 
     original = simulated.SimulatedRun.step
 

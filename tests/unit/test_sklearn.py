@@ -23,10 +23,10 @@ from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import check_supervised_y_2d, parametrize_with_checks
 
-from thinwire.engines.lockfree import Bottou, Decoupled, LockFree, Samples
 from thinwire.errors import ConfigError, DataError, OversubscriptionWarning, SpecError
+from thinwire.linear import Bottou, Decoupled, LockFree, Samples
+from thinwire.linear.estimators.course import Course, Share
 from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
-from thinwire.sklearn.course import Course, Share
 
 REASON = "a step with weight 2 is not two steps; scikit-learn's own SGD estimators are excused for the same"
 EXCUSED = {

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from thinwire.errors import NonFiniteGradient
-from thinwire.experiments import RunConfig, read_records, train
-from thinwire.experiments.loop import Loop
-from thinwire.experiments.recorder import Recorder
-from thinwire.experiments.run import Run
-from thinwire.experiments.simulated import SimulatedRun
-from thinwire.experiments.summary import summarise
-from thinwire.experiments.totals import Totals
-from thinwire.experiments.verdict import verdict
-from thinwire.experiments.warm_up import STEPS, WarmUp
-from thinwire.problems import Task, load_task
+from thinwire.training import RunConfig, read_records, train
+from thinwire.training.loop import Loop
+from thinwire.training.recorder import Recorder
+from thinwire.training.run import Run
+from thinwire.training.simulated import SimulatedRun
+from thinwire.training.summary import summarise
+from thinwire.training.tasks import Task, load_task
+from thinwire.training.totals import Totals
+from thinwire.training.verdict import verdict
+from thinwire.training.warm_up import STEPS, WarmUp
 
 COMPILING, STEP = 25.0, 0.5
 
@@ -107,7 +107,7 @@ def test_a_method_that_diverges_at_once_is_left_to_its_run(compiling: type[Compi
 @pytest.mark.parametrize("method", ["dense", "memsgd(randk(0.1))", "ef21sgdm(topk(0.1))", "vgc(1.0)"])
 def test_a_warm_up_changes_no_number(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (warm,) = train([config(method)], tmp_path / "warm.jsonl")
-    monkeypatch.setattr("thinwire.experiments.warm_up.STEPS", 0)
+    monkeypatch.setattr("thinwire.training.warm_up.STEPS", 0)
     (cold,) = train([config(method)], tmp_path / "cold.jsonl")
     timeless = [[dataclasses.replace(point, seconds=0.0) for point in run.losses] for run in (warm, cold)]
     assert timeless[0] == timeless[1]

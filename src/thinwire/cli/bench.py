@@ -7,6 +7,10 @@ from typing import Annotated
 import torch
 import typer
 
+from thinwire.bench.kernels import bench_kernels
+from thinwire.bench.operations import OPERATIONS
+from thinwire.bench.simulation import bench_simulation
+from thinwire.bench.wire import bench_wire, better_than_ours
 from thinwire.cli.bench_lockfree import lockfree
 from thinwire.cli.console import console, say
 from thinwire.cli.kernel_table import floor_line, kernel_table, machine
@@ -17,10 +21,6 @@ from thinwire.cli.packages import DATA, check_command
 from thinwire.cli.simulation_table import growth_page, simulation_table
 from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
-from thinwire.experiments.bench.kernels import bench_kernels
-from thinwire.experiments.bench.operations import OPERATIONS
-from thinwire.experiments.bench.simulation import bench_simulation
-from thinwire.experiments.bench.wire import bench_wire, better_than_ours
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
 

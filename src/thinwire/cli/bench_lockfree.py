@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from thinwire.bench.linear_data import ENTRIES, SHAPES, SPARSE_D
 from thinwire.cli.console import console, say
 from thinwire.cli.kernel_table import machine
 from thinwire.cli.lockfree_table import reach_table, speed_table
@@ -13,7 +14,6 @@ from thinwire.cli.measured import Json, Repeats, measured
 from thinwire.cli.options import integers
 from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
-from thinwire.experiments.bench.linear_data import ENTRIES, SHAPES, SPARSE_D
 from thinwire.problems import load_dataset
 
 
@@ -58,8 +58,8 @@ def lockfree(
     if units not in ("popularity", "equal"):
         raise ConfigError(f"--units is popularity or equal, got {units}")
     check_command(THREADS, DATA)
-    from thinwire.experiments.bench.lockfree import bench_lockfree
-    from thinwire.experiments.bench.reach import bench_reach
+    from thinwire.bench.lockfree import bench_lockfree
+    from thinwire.bench.reach import bench_reach
 
     if dataset is not None:
         loaded = load_dataset(dataset, data)

@@ -8,8 +8,8 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.experiments.compare import comparison
-from thinwire.experiments.peers import PEERS
+from thinwire.training.compare import comparison
+from thinwire.training.peers import PEERS
 
 
 def compare(

@@ -9,7 +9,7 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.experiments.demo import STEPS, demo_configs
+from thinwire.training.demo import STEPS, demo_configs
 
 
 def demo(

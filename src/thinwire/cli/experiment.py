@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from thinwire.cli.console import INTERRUPTED, console, say
-from thinwire.experiments.outcomes import Outcome, Writer
+from thinwire.training.outcomes import Outcome, Writer
 
 
 class Setting(Protocol):

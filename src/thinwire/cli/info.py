@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.cli.console import console
-from thinwire.experiments.inventory import inventory
+from thinwire.training.inventory import inventory
 
 
 def info() -> None:

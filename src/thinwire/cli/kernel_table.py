@@ -9,10 +9,10 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from thinwire.experiments.bench.kernels import BYTES_ADDED, KernelRow
-from thinwire.experiments.bench.timing import Timing
-from thinwire.experiments.numbers import NOTHING, plural
-from thinwire.experiments.provenance import cpu_model
+from thinwire.bench.kernels import BYTES_ADDED, KernelRow
+from thinwire.bench.timing import Timing
+from thinwire.training.formatting import NOTHING, plural
+from thinwire.training.provenance import cpu_model
 
 
 def kernel_table(rows: Sequence[KernelRow]) -> Table:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from thinwire.experiments.numbers import NOTHING, show_count
+from thinwire.training.formatting import NOTHING, show_count
 
 if TYPE_CHECKING:
-    from thinwire.experiments.bench.lockfree import SpeedRow
-    from thinwire.experiments.bench.reach import ReachRow
+    from thinwire.bench.lockfree import SpeedRow
+    from thinwire.bench.reach import ReachRow
 
 SPEED_HEAD = ("data", "method", "threads", "thousand steps/s", "slowest – fastest", "over 1 thread", "written a step")
 REACH_HEAD = ("loss", "times", "method", "threads", "ms", "epochs", "sklearn's time / ours", "fewer writes")

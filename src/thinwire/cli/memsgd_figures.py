@@ -9,18 +9,18 @@ from pathlib import Path
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
 from thinwire.cli.outputs import noted
-from thinwire.experiments.groups import grouped
-from thinwire.experiments.memsgd.claims import claims
-from thinwire.experiments.memsgd.data import GENERATED, problem_of
-from thinwire.experiments.memsgd.figures import facts, table, title
-from thinwire.experiments.memsgd.paper import DEFECTS
-from thinwire.experiments.memsgd.records import KIND, read_outcomes
-from thinwire.experiments.memsgd.run import Outcome, run
-from thinwire.experiments.memsgd.settings import Scale, check, settings
-from thinwire.experiments.outcomes import Writer
+from thinwire.papers.memsgd.claims import claims
+from thinwire.papers.memsgd.data import GENERATED, problem_of
+from thinwire.papers.memsgd.figures import facts, table, title
+from thinwire.papers.memsgd.paper import DEFECTS
+from thinwire.papers.memsgd.records import KIND, read_outcomes
+from thinwire.papers.memsgd.run import Outcome, run
+from thinwire.papers.memsgd.settings import Scale, check, settings
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, held, places, stem
 from thinwire.report.memsgd import write_memsgd_page
+from thinwire.training.groups import grouped
+from thinwire.training.outcomes import Writer
 
 REUTERS = "reuters21578_tfidf"
 

@@ -11,8 +11,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.optimizer import OPTIMIZERS, SCHEDULES
-from thinwire.problems.catalogue import TASKS
+from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.training.tasks.catalogue import TASKS
 
 Number = TypeVar("Number", int, float)
 

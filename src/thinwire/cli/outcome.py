@@ -12,12 +12,12 @@ from thinwire.cli.outputs import check_outputs
 from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.table import result_table
-from thinwire.experiments.config import RunConfig
-from thinwire.experiments.summary import summarise
-from thinwire.experiments.train import train
-from thinwire.experiments.verdict import verdict
-from thinwire.problems.catalogue import TASKS
 from thinwire.report.page import write_page
+from thinwire.training.config import RunConfig
+from thinwire.training.summary import summarise
+from thinwire.training.tasks.catalogue import TASKS
+from thinwire.training.train import train
+from thinwire.training.verdict import verdict
 
 
 def run_and_show(

@@ -21,8 +21,8 @@ from rich.progress import (
 from rich.table import Column
 
 from thinwire.cli.console import say
-from thinwire.experiments.numbers import plural, show_bytes, show_seconds, show_value, times_fewer
-from thinwire.experiments.recorder import Listener
+from thinwire.training.formatting import plural, show_bytes, show_seconds, show_value, times_fewer
+from thinwire.training.recorder import Listener
 
 ROOM_FOR_BAR, ROOM_FOR_BYTES = 96, 76
 """Columns of a terminal from which on they are shown: a name then has 33 or more."""

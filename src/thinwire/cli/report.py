@@ -11,10 +11,10 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.outputs import check_page, noted
 from thinwire.cli.packages import check_command
-from thinwire.experiments.destination import check_distinct
-from thinwire.experiments.numbers import plural
-from thinwire.experiments.records import read_records
 from thinwire.report.page import write_page
+from thinwire.training.destination import check_distinct
+from thinwire.training.formatting import plural
+from thinwire.training.records import read_records
 
 
 def report(

@@ -19,15 +19,15 @@ from thinwire.cli.reproduce_ef21 import ef21
 from thinwire.cli.reproduce_memsgd import memsgd
 from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import RunConfig
-from thinwire.experiments.records import RunRecord
-from thinwire.experiments.resume import finished_runs
-from thinwire.experiments.summary import summarise
-from thinwire.experiments.train import train
-from thinwire.experiments.vgc.result import claim, results
-from thinwire.experiments.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
-from thinwire.problems.catalogue import TASKS
+from thinwire.papers.vgc.result import claim, results
+from thinwire.papers.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
 from thinwire.report.page import write_page
+from thinwire.training.config import RunConfig
+from thinwire.training.records import RunRecord
+from thinwire.training.resume import finished_runs
+from thinwire.training.summary import summarise
+from thinwire.training.tasks.catalogue import TASKS
+from thinwire.training.train import train
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
 

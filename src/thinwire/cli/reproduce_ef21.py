@@ -14,15 +14,15 @@ from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
 from thinwire.cli.outputs import check_outputs, noted
 from thinwire.cli.packages import DATA, check_command
 from thinwire.errors import ConfigError
-from thinwire.experiments.ef21.figures import cells, facts, head, measure, title
-from thinwire.experiments.ef21.records import KIND, read_outcomes
-from thinwire.experiments.ef21.run import Outcome, dataset_of, run
-from thinwire.experiments.ef21.settings import FIGURES, QUICK_ROUNDS, ROUNDS, Setting, settings
-from thinwire.experiments.groups import grouped
-from thinwire.experiments.outcomes import Writer
+from thinwire.papers.ef21.figures import cells, facts, head, measure, title
+from thinwire.papers.ef21.records import KIND, read_outcomes
+from thinwire.papers.ef21.run import Outcome, dataset_of, run
+from thinwire.papers.ef21.settings import FIGURES, QUICK_ROUNDS, ROUNDS, Setting, settings
 from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, places, stem
 from thinwire.report.ef21 import COUNTS, UNITS, write_ef21_page
+from thinwire.training.groups import grouped
+from thinwire.training.outcomes import Writer
 
 QUICK_FIGURES = ("tuned", "tolerance")
 

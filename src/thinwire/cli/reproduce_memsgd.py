@@ -10,7 +10,7 @@ from thinwire.cli import options
 from thinwire.cli.outputs import check_outputs
 from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
-from thinwire.experiments.memsgd.settings import (
+from thinwire.papers.memsgd.settings import (
     FIGURES,
     QUICK_FIGURES,
     QUICK_REPEATS,
@@ -111,7 +111,7 @@ def _given(value: int | None, default: int) -> int:
 
 def _cores() -> list[int]:
     """The paper's numbers of cores, up to those of this machine."""
-    from thinwire.engines.lockfree.checks import cores
+    from thinwire.linear.checks import cores
 
     most = cores()
     return sorted({count for count in (*PAPER_CORES, most) if count <= most})

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from thinwire.experiments.bench.simulation import SimulationRow
-from thinwire.experiments.numbers import NOTHING, show_bytes, show_seconds
+from thinwire.bench.simulation import SimulationRow
 from thinwire.report.figures import Axis, Chart, Section, lines, write_figures
+from thinwire.training.formatting import NOTHING, show_bytes, show_seconds
 
 HEAD = (
     "data", "samples", "d", "workers", "rounds", "ours", "ms a round", "numpy", "numpy / ours", "apart", "worker holds"

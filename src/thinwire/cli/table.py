@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.experiments.numbers import (
+from thinwire.training.formatting import (
     NOTHING,
     metric_name,
     plural,
@@ -18,8 +18,8 @@ from thinwire.experiments.numbers import (
     show_seconds,
     show_spread,
 )
-from thinwire.experiments.peers import PEERS
-from thinwire.experiments.summary import Row
+from thinwire.training.peers import PEERS
+from thinwire.training.summary import Row
 
 
 def result_table(rows: Sequence[Row]) -> Table:

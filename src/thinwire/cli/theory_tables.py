@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.experiments.constants import Constants
-from thinwire.experiments.numbers import show_bytes
 from thinwire.theory import Admissible
+from thinwire.training.constants import Constants
+from thinwire.training.formatting import show_bytes
 
 
 def constants_table(found: Constants, title: str) -> Table:

@@ -8,8 +8,8 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.experiments.config import RunConfig
-from thinwire.experiments.peers import PEERS
+from thinwire.training.config import RunConfig
+from thinwire.training.peers import PEERS
 
 
 def train(

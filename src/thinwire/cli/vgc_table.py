@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.experiments.numbers import NOTHING, plural, show_metric, show_ratio
-from thinwire.experiments.vgc.paper import Figure
-from thinwire.experiments.vgc.result import Result
+from thinwire.papers.vgc.paper import Figure
+from thinwire.papers.vgc.result import Result
+from thinwire.training.formatting import NOTHING, plural, show_metric, show_ratio
 
 NOTES = (
     "Ratios. numbers: parameters over numbers that a worker sends in a step, as the paper counts (of QSGD those that "

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from thinwire.experiments.bench.timing import Timing
-from thinwire.experiments.bench.wire import MESSAGES, CodeResult, WireRow
-from thinwire.experiments.numbers import NOTHING
+from thinwire.bench.timing import Timing
+from thinwire.bench.wire import MESSAGES, CodeResult, WireRow
+from thinwire.training.formatting import NOTHING
 
 
 def size_table(rows: Sequence[WireRow]) -> Table:

@@ -1,6 +1,5 @@
-"""Training tasks (digits, text, logistic regression, CIFAR-10), and sums of many workers' functions for theory."""
+"""Sums of many workers' functions, for theory and the papers: linear models on data that workers share."""
 
-from thinwire.problems.catalogue import TASKS, load_task
 from thinwire.problems.datasets import Dataset, load_dataset
 from thinwire.problems.finite_sum import FiniteSum
 from thinwire.problems.objectives import (
@@ -12,17 +11,12 @@ from thinwire.problems.objectives import (
     objective,
 )
 from thinwire.problems.shards import Shards, file_order, iid, label_skewed, split_rows
-from thinwire.problems.task import Batch, Defaults, Task
 
 __all__ = [
     "OBJECTIVES",
-    "TASKS",
-    "Batch",
     "Dataset",
-    "Defaults",
     "FiniteSum",
     "Shards",
-    "Task",
     "file_order",
     "iid",
     "l2_logistic_regression",
@@ -30,7 +24,6 @@ __all__ = [
     "least_squares",
     "least_squares_minimiser",
     "load_dataset",
-    "load_task",
     "logistic_regression",
     "objective",
     "split_rows",

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.experiments.records import Point
-from thinwire.experiments.summary import Row
+from thinwire.training.records import Point
+from thinwire.training.summary import Row
 
 SMOOTH_SHARE = 0.08
 """Width of the running mean over training losses, as a share of the curve: single batches are noisy."""

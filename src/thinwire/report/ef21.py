@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from thinwire.experiments.ef21.figures import cells, curve, facts, head, measure, title
-from thinwire.experiments.ef21.run import Outcome
-from thinwire.experiments.groups import grouped
+from thinwire.papers.ef21.figures import cells, curve, facts, head, measure, title
+from thinwire.papers.ef21.run import Outcome
 from thinwire.report.figures import Axis, Chart, Section, Series, lines, write_figures
 from thinwire.spec import parse
+from thinwire.training.groups import grouped
 
 UNITS = (
     "Steps are multiples of what the paper's scripts call 1×, and those differ: of theorem 1's step for EF21, EF and "

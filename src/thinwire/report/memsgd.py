@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from thinwire.experiments.groups import grouped
-from thinwire.experiments.memsgd.claims import claims
-from thinwire.experiments.memsgd.figures import best, bits_at, facts, speedups, table, title
-from thinwire.experiments.memsgd.paper import DEFECTS, published
-from thinwire.experiments.memsgd.run import Outcome, Point
+from thinwire.papers.memsgd.claims import claims
+from thinwire.papers.memsgd.figures import best, bits_at, facts, speedups, table, title
+from thinwire.papers.memsgd.paper import DEFECTS, published
+from thinwire.papers.memsgd.run import Outcome, Point
 from thinwire.report.figures import Axis, Chart, Section, lines, write_figures
+from thinwire.training.groups import grouped
 
 ABOVE = "(f − f*) / f*"
 LOSS = Axis("", log=True)

@@ -6,7 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.experiments.numbers import (
+from thinwire.report.curves import curves
+from thinwire.report.figures import Axis, Chart, Section, Series, page_text
+from thinwire.report.palette import Look, styles
+from thinwire.report.template import write_text
+from thinwire.training.formatting import (
     NOTHING,
     metric_name,
     plural,
@@ -15,13 +19,9 @@ from thinwire.experiments.numbers import (
     show_metric,
     show_seconds,
 )
-from thinwire.experiments.records import RunRecord
-from thinwire.experiments.summary import Row, summarise
-from thinwire.experiments.verdict import verdict
-from thinwire.report.curves import curves
-from thinwire.report.figures import Axis, Chart, Section, Series, page_text
-from thinwire.report.palette import Look, styles
-from thinwire.report.template import write_text
+from thinwire.training.records import RunRecord
+from thinwire.training.summary import Row, summarise
+from thinwire.training.verdict import verdict
 
 FOOTER = (
     "Made by thinwire from the run's record alone. Wall time is the time of training steps on rank 0; bytes are what "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.experiments.peers import PEERS
-from thinwire.experiments.summary import Row
+from thinwire.training.peers import PEERS
+from thinwire.training.summary import Row
 
 # Okabe and Ito (2008), without yellow and black: both vanish on one of the two backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from thinwire.experiments.destination import write_whole
 from thinwire.extras import require
+from thinwire.training.destination import write_whole
 
 PURPOSE = "the report page"
 

@@ -1,0 +1,178 @@
+"""Kernels against plain torch, numpy, and the floor: the time that memory takes to add as many numbers in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.bench.contest import Contest, Run
+from thinwire.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
+from thinwire.bench.operations import OPERATIONS, Case
+from thinwire.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
+
+BYTES_COPIED = 8
+"""A number is read and written."""
+BYTES_ADDED = 12
+"""Two numbers are read and one is written."""
+CALLS = 20
+"""Back to back, for what a busy stream sees."""
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One operation on one vector: milliseconds, and how they compare."""
+
+    op: str
+    device: str
+    numel: int
+    pieces: int
+    distribution: str
+    density: float | None
+    ours: Timing
+    torch: Timing
+    numpy: Timing | None
+    add: Timing
+    """An in-place add of as many numbers."""
+    stream: Timing | None
+    """One of 20 calls back to back; on a GPU only."""
+    copy_gb_s: float | None
+    """Gigabytes that a copy within the GPU reads and writes in a second."""
+    busy: Timing | None = None
+    """The GPU alone, without what the host takes to launch."""
+
+    @property
+    def floor_ms(self) -> float:
+        """The add as measured; on a GPU its 12 bytes a number at the speed of a copy."""
+        return self.add.median if self.copy_gb_s is None else BYTES_ADDED * self.numel / self.copy_gb_s / 1e6
+
+    def plain(self) -> dict[str, Any]:
+        """For programs: medians, least and most, and the ratios."""
+        names = ("op", "device", "numel", "pieces", "distribution", "density", "copy_gb_s", "floor_ms")
+        times = {"ours": self.ours, "stream": self.stream, "torch": self.torch, "numpy": self.numpy, "add": self.add}
+        times["busy"] = self.busy
+        ours, floor = self.ours.median, self.floor_ms
+        return {
+            **{name: getattr(self, name) for name in names},
+            **{f"{name}_ms": t and t.median for name, t in times.items()},
+            **{f"{name}_spread_ms": t and (t.least, t.most) for name, t in times.items()},
+            "over_floor": ours / floor,
+            "stream_over_floor": self.stream and self.stream.median / floor,
+            "busy_over_floor": self.busy and self.busy.median / floor,
+            "torch_over_ours": self.torch.median / ours,
+            "numpy_over_ours": self.numpy and self.numpy.median / ours,
+        }
+
+
+def bench_kernels(
+    numel: int,
+    densities: Sequence[float],
+    repeats: int,
+    operations: Sequence[str] = tuple(OPERATIONS),
+    device: str = "cpu",
+) -> Iterator[KernelRow]:
+    """Every case of the named operations, one after the other."""
+    measure = _OnGpu(numel, repeats) if device == "cuda" else _OnCpu(repeats)
+    for name in operations:
+        for case in OPERATIONS[name].cases(densities):
+            yield _row(name, case, numel, densities, measure)
+
+
+def _row(name: str, case: Case, numel: int, densities: Sequence[float], measure: _OnCpu | _OnGpu) -> KernelRow:
+    layout = many_pieces(numel) if case.many else one_piece(numel)
+    given = draw_inputs(case.distribution, layout, case.density or densities[0], measure.device)
+    timed = measure(OPERATIONS[name].contest(given), given)
+    return KernelRow(
+        name,
+        measure.device.type,
+        layout.numel,
+        len(layout.pieces),
+        case.distribution,
+        case.density,
+        timed["ours"],
+        timed["torch"],
+        timed.get("numpy"),
+        timed["add"],
+        timed.get("stream"),
+        measure.copy_gb_s,
+        timed.get("busy"),
+    )
+
+
+class _OnCpu:
+    """All contenders in turns, by the machine's clock."""
+
+    device = torch.device("cpu")
+    copy_gb_s = None
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+
+    def __call__(self, contest: Contest, given: Inputs) -> dict[str, Timing]:
+        work = given.first.clone()
+        array, first = work.numpy(), given.first.numpy()
+        contenders = _contenders(contest, work, given)
+        if contest.numpy is not None:
+            contenders["numpy"] = partial(contest.numpy, array)
+        # numpy copies on one thread: torch would leave its own threads spinning on the cores for some milliseconds
+        return side_by_side(contenders, lambda: np.copyto(array, first), self._repeats, wall_clock)
+
+
+class _OnGpu:
+    """Ours, torch and an add from an idle GPU, by its events; then ours many times back to back."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, numel: int, repeats: int) -> None:
+        self._repeats = repeats
+        self.copy_gb_s = _copy_speed(numel, self.device, repeats)
+
+    def __call__(self, contest: Contest, given: Inputs) -> dict[str, Timing]:
+        work = given.first.clone()
+        timed = side_by_side(
+            _contenders(contest, work, given), lambda: work.copy_(given.first), self._repeats, gpu_clock
+        )
+        timed["stream"] = _in_a_stream(contest.ours, given.first, self._repeats)
+        if torch.cuda.is_available():
+            timed["busy"] = Timing.of([_busy(contest.ours, work, given.first) for _ in range(self._repeats)])
+        return timed
+
+
+def _contenders(contest: Contest, work: Tensor, given: Inputs) -> dict[str, Callable[[], object]]:
+    return {
+        "ours": partial(contest.ours, work),
+        "add": partial(work.add_, given.second),
+        "torch": partial(contest.torch, work),
+    }
+
+
+def _in_a_stream(run: Run, first: Tensor, repeats: int) -> Timing:
+    """The average of 20 calls back to back, each on a fresh copy of the same vector."""
+    copies = [first.clone() for _ in range(CALLS)]
+
+    def restore() -> None:
+        for copy in copies:
+            copy.copy_(first)
+
+    def all_calls() -> None:
+        for copy in copies:
+            run(copy)
+
+    whole = side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"]
+    return Timing(whole.median / CALLS, whole.least / CALLS, whole.most / CALLS)
+
+
+def _busy(run: Run, work: Tensor, first: Tensor) -> float:
+    return busy_ms(partial(run, work.copy_(first)))
+
+
+def _copy_speed(numel: int, device: torch.device, repeats: int) -> float:
+    """Gigabytes a second that copies within the GPU move, read and written, back to back."""
+    source = torch.zeros(numel, device=device)
+    taken = _in_a_stream(lambda target: target.copy_(source), source, repeats)
+    return BYTES_COPIED * numel / taken.median / 1e6

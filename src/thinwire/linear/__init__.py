@@ -1,0 +1,24 @@
+"""Mem-SGD for linear models on all cores of one machine: one vector, no locks, compiled by numba."""
+
+from thinwire.linear.averages import Average as Average
+from thinwire.linear.averages import Final as Final
+from thinwire.linear.averages import Uniform as Uniform
+from thinwire.linear.averages import Weighted as Weighted
+from thinwire.linear.averages import weight_sum as weight_sum
+from thinwire.linear.engine import LockFree as LockFree
+from thinwire.linear.losses import Loss as Loss
+from thinwire.linear.order import Order as Order
+from thinwire.linear.order import independent as independent
+from thinwire.linear.order import shuffled as shuffled
+from thinwire.linear.record import Run as Run
+from thinwire.linear.record import Snapshot as Snapshot
+from thinwire.linear.regularisers import Decoupled as Decoupled
+from thinwire.linear.regularisers import InMemory as InMemory
+from thinwire.linear.regularisers import Regulariser as Regulariser
+from thinwire.linear.samples import Samples as Samples
+from thinwire.linear.schedules import Bottou as Bottou
+from thinwire.linear.schedules import Constant as Constant
+from thinwire.linear.schedules import Schedule as Schedule
+from thinwire.linear.schedules import Shifted as Shifted
+from thinwire.linear.schedules import Theory as Theory
+from thinwire.linear.schedules import shift_for as shift_for

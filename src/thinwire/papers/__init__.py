@@ -1,0 +1,1 @@
+"""The papers' experiments: their settings, runs, claims, and the sections of their report pages."""

@@ -1,0 +1,124 @@
+"""Training: configurations in, one record out, on either engine."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.training.admission import check_rules
+from thinwire.training.config import RunConfig
+from thinwire.training.destination import begun, check_destination
+from thinwire.training.device import check_device, fast_products
+from thinwire.training.follow import Tail
+from thinwire.training.job import Job
+from thinwire.training.loop import Loop
+from thinwire.training.provenance import provenance
+from thinwire.training.recorder import Listener, Recorder
+from thinwire.training.records import RunRecord, read_records
+from thinwire.training.resume import finished_runs
+from thinwire.training.simulated import SimulatedRun
+from thinwire.training.tasks import Task, load_task
+from thinwire.training.warm_up import WarmUp
+
+SHARED = ("task", "data", "engine", "workers", "device")
+"""What all runs of one command have in common: they share the data and one launch of workers."""
+
+NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
+"""What the system says of a folder for temporary files that cannot be used."""
+
+
+def train(
+    configs: Sequence[RunConfig],
+    record: Path,
+    command: Sequence[str] = (),
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    force: bool = False,
+) -> list[RunRecord]:
+    """Train the runs one after the other, write their record, and read it back.
+
+    `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
+    holds to their end are not trained again. With `force` one that exists is replaced.
+    """
+    _check_shared(configs)
+    check_device(configs[0].device)
+    if not resume:
+        check_destination(record, "record", "--out", force=force)
+    done = {run.config for run in finished_runs(record)} if resume else set()
+    configs = [config for config in configs if config not in done]
+    if configs:
+        task = load_task(configs[0].task, configs[0].data)
+        check_rules(configs, task)
+        with begun(record, resume=resume):
+            _train(configs, task, record, provenance(command, configs[0].device), listener)
+    return read_records([record])
+
+
+def _train(
+    configs: Sequence[RunConfig], task: Task, record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    if configs[0].engine == "sim":
+        _simulate(configs, task, record, origin, listener)
+    else:
+        _distribute(configs, record, origin, listener)
+
+
+def _check_shared(configs: Sequence[RunConfig]) -> None:
+    if not configs:
+        raise ConfigError("no runs were given; name at least one method")
+    for name in SHARED:
+        values = {getattr(config, name) for config in configs}
+        if len(values) > 1:
+            raise ConfigError(f"runs of one command share their {name}, got {values}; use a command for each")
+
+
+def _simulate(
+    configs: Sequence[RunConfig], task: Task, record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    recorder, warm_up = Recorder(record, origin, listener), WarmUp(SimulatedRun, task)
+    try:
+        with one_thread(), fast_products(configs[0].device):
+            for config in configs:
+                seconds = warm_up(config)
+                Loop(SimulatedRun(config, task), recorder, seconds).go()
+    finally:
+        recorder.close()
+
+
+def _distribute(
+    configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None
+) -> None:
+    from thinwire.training.launch import launch  # torch's launcher is slow to import
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, Tail(record, listener or _ignore):
+            launch(Job(tuple(configs), record, origin, Path(folder)))
+    except OSError as error:
+        if error.errno not in NO_FOLDER:
+            raise
+        raise ThinwireError(
+            f"no temporary folder for the workers: {error}; make room there, or set TMPDIR to another folder"
+        ) from error
+
+
+def _ignore(line: Mapping[str, Any]) -> None:
+    """Listen to nothing."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, as every real worker has: sums then come in the same order, bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
