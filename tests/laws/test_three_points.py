@@ -31,7 +31,7 @@ from thinwire import (
     theory,
 )
 from thinwire.feedback import Signal
-from thinwire.feedback.participation import toss
+from thinwire.feedback.family.participation import toss
 
 D, K = 20, 3
 LAYOUT = Layout.of([("x", 0, (D,))])

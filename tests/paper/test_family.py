@@ -48,7 +48,7 @@ from thinwire import (
     TopK,
     Unbias,
 )
-from thinwire.feedback.participation import toss
+from thinwire.feedback.family.participation import toss
 from thinwire.ops import randk_indices
 from thinwire.updates import L1, Muon, Normalised, Proximal
 

@@ -18,7 +18,7 @@ from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Loopback
 from thinwire.feedback import EF21P, Feedback, Need, Rule
-from thinwire.feedback.ef21p import UNTOLD
+from thinwire.feedback.family.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Need, Signal, Slot, State
+from thinwire.feedback.family.participation import check_probability, toss
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
-from thinwire.feedback.participation import check_probability, toss
 from thinwire.ops import Key
 
 

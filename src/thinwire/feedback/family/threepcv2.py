@@ -8,7 +8,7 @@ from typing import ClassVar
 from thinwire.compressors import Compressor, Unbiased
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Signal, Slot, State
-from thinwire.feedback.clag import PREVIOUS
+from thinwire.feedback.family.clag import PREVIOUS
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Need, Signal, State
+from thinwire.feedback.family.participation import check_probability, toss
 from thinwire.feedback.increments import Increments, check_rule, whole_
-from thinwire.feedback.participation import check_probability, toss
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinwire.compressors import Compressor
+from thinwire.feedback.family.participation import check_probability, tossed
 from thinwire.feedback.increments import Increments, check_rule
-from thinwire.feedback.participation import check_probability, tossed
 from thinwire.ops import Key
 
 

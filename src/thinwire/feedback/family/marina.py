@@ -10,8 +10,8 @@ from torch import Tensor
 from thinwire.compressors import Unbiased
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, mean_into
+from thinwire.feedback.family.participation import check_probability, toss
 from thinwire.feedback.increments import MEAN
-from thinwire.feedback.participation import check_probability, toss
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Dense, Payload, add_all_to
