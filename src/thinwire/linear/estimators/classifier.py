@@ -194,7 +194,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         labels: Array = self.classes_[chosen]
         return labels
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(_has_probabilities)
     def predict_proba(self, X: Any) -> Array:
         """1/(1 + exp(−score)); of several classes, divided by their sum."""
         scores = self.decision_function(X)
@@ -206,7 +206,7 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
         shares: Array = positive / positive.sum(axis=1, keepdims=True)
         return shares
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(_has_probabilities)
     def predict_log_proba(self, X: Any) -> Array:
         """The logarithms of `predict_proba`."""
         with np.errstate(divide="ignore"):
