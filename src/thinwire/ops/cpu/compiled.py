@@ -13,7 +13,7 @@ from numba import njit
 
 from thinwire.version import PACKAGE, source_digest
 
-FOLDERS = (PACKAGE / "ops" / "cpu", PACKAGE / "engines" / "lockfree")
+FOLDERS = (PACKAGE / "ops" / "cpu", PACKAGE / "linear")
 """Where kernels are."""
 
 
