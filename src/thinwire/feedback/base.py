@@ -122,8 +122,8 @@ class Feedback(Named, ABC):
         return None
 
     def admit(self, name: str, numel: int) -> None:
-        """Refuse a parameter that the rule's theory excludes."""
-        check_contraction(self, self.compressor, name, numel)
+        """Refuse a parameter that the rule cannot serve, such as one on which its compressor is no contraction (see
+        `check_contraction`)."""
 
     def admit_workers(self, workers: int) -> None:
         """Refuse a number of workers that the rule is not made for."""

@@ -8,9 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, State
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class EF21(Increments):
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return None if first else self.compressor.sees(layout, key)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.errors import WireError
-from thinwire.feedback.base import Feedback, Round, Signal, Slot, State
+from thinwire.feedback.base import Feedback, Round, Signal, Slot, State, check_contraction
 from thinwire.feedback.increments import check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
@@ -71,6 +71,9 @@ class EF21Plus(Feedback):
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return signal.value - state["local"]
+
+    def admit(self, name: str, numel: int) -> None:
+        check_contraction(self, self.compressor, name, numel)
 
 
 def _forget_(local: Tensor, pieces: Tensor, layout: Layout) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule
+from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 MOMENTUM = Slot("momentum")
 """v_i: a moving average of this worker's gradients."""
@@ -40,6 +42,9 @@ class EF21SGDM(Increments):
 
     def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
         return average_(state["momentum"], signal.value, self.eta, signal)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["momentum"] - state["local"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from abc import abstractmethod
+from typing import ClassVar, final
 
 from torch import Tensor
 
 from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
-from thinwire.feedback.base import Feedback, Round, Signal, Slot, State, check_compressor
+from thinwire.feedback.base import Feedback, Round, Signal, Slot, State, check_compressor, check_contraction
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Dense, Empty, Payload, add_all_to
@@ -37,29 +38,46 @@ def check_eta(name: str, eta: float) -> None:
 class Increments(Feedback):
     """A rule whose messages are increments: g_i <- g_i + c_i at the worker, g <- g + (1/n) sum_i c_i at the server.
 
-    EF21's two halves are here; a rule of the family says in what it differs: what g_i follows (`target_`), when or how
-    a worker sends, or what the server makes of g.
+    The start, the server's half and the order of a round are here. A rule of the family says what c_i is in the rounds
+    `later`, and in what else it differs: what g_i follows (`target_`), what a worker notes of a round (`note_`), or
+    what the server makes of g (`receive`).
     """
 
     slots: ClassVar[tuple[Slot, ...]] = (LOCAL, MEAN)
     compressor: Compressor
     start: str
 
+    @final
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        return self.follow_(state["local"], self.target_(signal, state, key), signal, layout, key)
+        target = self.target_(signal, state, key)
+        if signal.first:
+            payload = self.first(target, layout, state, key)
+        else:
+            payload = self.later(target, signal, layout, state, key)
+        self.note_(payload, signal, state)
+        return payload
 
     def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
         """What g_i is to follow: the gradient, or what this advances of the worker's own slots."""
         return signal.value
 
-    def follow_(self, local: Tensor, target: Tensor, signal: Signal, layout: Layout, key: Key) -> Payload:
-        """c = C(target - local); local <- local + c. On the first exchange c is what the rule's start asks for: all of
-        the difference, C of it, or nothing."""
-        if signal.first and self.start == "gradient":
-            return whole_(local, target)
-        if signal.first and self.start == "zero":
-            return Empty()
-        return self.compressor.follow_(local, target, layout, key)
+    @final
+    def first(self, target: Tensor, layout: Layout, state: State, key: Key) -> Payload:
+        """c of the first exchange, as the rule's start asks for: all of the difference, nothing, or C of it."""
+        if self.start == "gradient":
+            return whole_(state["local"], target)
+        return Empty() if self.start == "zero" else self.follow_(target, layout, state, key)
+
+    @abstractmethod
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        """c of every other exchange, added to g_i."""
+
+    def follow_(self, target: Tensor, layout: Layout, state: State, key: Key) -> Payload:
+        """c = C(target - g_i);   g_i <- g_i + c."""
+        return self.compressor.follow_(state["local"], target, layout, key)
+
+    def note_(self, payload: Payload, signal: Signal, state: State) -> None:
+        """Advance what else the worker holds, after c was made."""
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return out.copy_(self.add_(round, state["mean"]))
@@ -74,6 +92,9 @@ class Increments(Feedback):
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return signal.value - state["local"]
+
+    def admit(self, name: str, numel: int) -> None:
+        check_contraction(self, self.compressor, name, numel)
 
 
 def whole_(local: Tensor, target: Tensor) -> Dense:

@@ -8,7 +8,17 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.compressors import Compressor
-from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, check_compressor, mean_into
+from thinwire.feedback.base import (
+    Feedback,
+    Need,
+    Round,
+    Signal,
+    Slot,
+    State,
+    check_compressor,
+    check_contraction,
+    mean_into,
+)
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -52,3 +62,6 @@ class MemSGD(Feedback):
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["error"]
+
+    def admit(self, name: str, numel: int) -> None:
+        check_contraction(self, self.compressor, name, numel)

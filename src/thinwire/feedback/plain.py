@@ -37,6 +37,3 @@ class Plain(Feedback):
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)
-
-    def admit(self, name: str, numel: int) -> None:
-        """Every parameter will do."""

@@ -46,9 +46,6 @@ class Criterion(Feedback):
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["total"]
 
-    def admit(self, name: str, numel: int) -> None:
-        """Every parameter will do."""
-
     def admit_terms(self, name: str, terms: int) -> None:
         alpha = self.alpha.start if isinstance(self.alpha, Target) else bounds(self.alpha)[1]
         if terms <= alpha:

@@ -45,12 +45,14 @@ class CLAG(Increments):
         if not (is_number(self.zeta) and 0 <= self.zeta < inf):
             raise ConfigError(f"{self.name} zeta must be at least 0, got {self.zeta}")
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        fires = [] if signal.first else self._fires(signal.value, layout, state)
-        state["previous"].copy_(signal.value)
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        fires = self._fires(target, layout, state)
         if all(fires):
-            return super().send(signal, layout, state, key)
-        return self._send_some(fires, signal.value, layout, state["local"], key)
+            return self.follow_(target, layout, state, key)
+        return self._send_some(fires, target, layout, state["local"], key)
+
+    def note_(self, payload: Payload, signal: Signal, state: State) -> None:
+        state["previous"].copy_(signal.value)
 
     def _fires(self, gradient: Tensor, layout: Layout, state: State) -> list[bool]:
         """For each piece, whether |x - h|^2 > zeta |x - y|^2."""

@@ -37,12 +37,19 @@ class EControl(Increments):
         check_rule(self, self.start)
         check_eta(self.name, self.eta)
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        error, local = state["error"], state["local"]
-        difference = signal.value - local
-        payload = self.follow_(local, signal.value.add(error, alpha=self.eta), signal, layout, key)
-        payload.add_to(error.add_(difference), alpha=-1.0)
-        return payload
+    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+        """eta e_i + grad_i, of e_i before this round; e_i <- e_i + grad_i - h_i."""
+        error = state["error"]
+        target = signal.value.add(error, alpha=self.eta)
+        error.add_(signal.value - state["local"])
+        return target
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
+
+    def note_(self, payload: Payload, signal: Signal, state: State) -> None:
+        """e_i <- e_i - c_i"""
+        payload.add_to(state["error"], alpha=-1.0)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["error"]

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
-from thinwire.feedback.base import Round, Slot, State, check_contraction
+from thinwire.feedback.base import Round, Signal, Slot, State, check_contraction
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 SERVER = 1
 """The stream of the server's random key, apart from those by which workers share a mask."""
@@ -41,6 +42,9 @@ class EF21BC(Increments):
         check_rule(self, self.start)
         if not isinstance(self.server, Compressor):
             raise ConfigError(f"{self.name} takes a compressor for the server, such as topk(0.01), got {self.server!r}")
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return None if first else self.compressor.sees(layout, key)

@@ -10,10 +10,11 @@ from torch import Tensor
 from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
-from thinwire.feedback.base import Round, Slot, State
+from thinwire.feedback.base import Round, Signal, Slot, State
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class EF21HB(Increments):
         check_rule(self, self.start)
         if not (is_number(self.eta) and 0 <= self.eta < 1):
             raise ConfigError(f"{self.name} eta must lie in [0, 1), got {self.eta}")
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return None if first else self.compressor.sees(layout, key)

@@ -11,7 +11,9 @@ from thinwire.compressors import Compressor
 from thinwire.feedback.base import Need, Signal, Slot, State
 from thinwire.feedback.family.participation import check_probability, toss
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
+from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class EF21PAGE(Increments):
             return state["estimate"].copy_(signal.value)
         assert signal.previous is not None  # engines see to what a rule needs
         return state["estimate"].add_(signal.value - signal.previous)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["estimate"] - state["local"]

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from thinwire.compressors import Compressor
+from thinwire.feedback.base import Signal, State
 from thinwire.feedback.family.participation import check_probability, tossed
 from thinwire.feedback.increments import Increments, check_rule
+from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class EF21PP(Increments):
     def __post_init__(self) -> None:
         check_rule(self, self.start)
         check_probability(self.name, self.probability)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def participants(self, key: Key) -> Sequence[int]:
         return tossed(key, self.probability)

@@ -11,7 +11,9 @@ from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, Slot, State
 from thinwire.feedback.ef21sgdm import MOMENTUM, average_
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_eta, check_rule
+from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class EF21SGD2M(Increments):
     def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
         momentum = average_(state["momentum"], signal.value, self.eta, signal)
         return average_(state["second"], momentum, self.eta, signal)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["second"] - state["local"]

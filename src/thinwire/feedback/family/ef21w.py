@@ -15,8 +15,9 @@ from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Round, Signal, State
 from thinwire.feedback.increments import Increments, check_rule
+from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import add_each_to
+from thinwire.payload import Payload, add_each_to
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class EF21W(Increments):
             return signal.value * scales[0]
         rows = signal.value.view(len(scales), -1)
         return (rows * torch.tensor(scales, dtype=rows.dtype).unsqueeze(1)).view(-1)
+
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
 
     def add_(self, round: Round, mean: Tensor) -> Tensor:
         """g <- g + sum_i w_i c_i, in place."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.checks import is_number
 from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
-from thinwire.feedback.base import Round, Signal, State
+from thinwire.feedback.base import Round, Signal, State, check_contraction
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
@@ -42,10 +42,12 @@ class EFBV(Increments):
             if not (is_number(weight) and 0 < weight <= 1):
                 raise ConfigError(f"{self.name} {name} must lie in (0, 1], got {weight}")
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        if signal.first and self.start != "compressed":
-            return super().send(signal, layout, state, key)
-        payload = self.compressor.between(signal.value, state["local"], layout, key)
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        return self.follow_(target, layout, state, key)
+
+    def follow_(self, target: Tensor, layout: Layout, state: State, key: Key) -> Payload:
+        """d = C(target - h_i);   h_i <- h_i + lambda d."""
+        payload = self.compressor.between(target, state["local"], layout, key)
         payload.add_to(state["local"], alpha=self.lam)
         return payload
 
@@ -54,7 +56,7 @@ class EFBV(Increments):
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         if round.first and self.start == "gradient":
-            return super().receive(round, layout, state, out)
+            return out.copy_(self.add_(round, state["mean"]))
         add_all_to(out.copy_(state["mean"]), round.payloads, alpha=self.nu / len(round.payloads))
         add_all_to(state["mean"], round.payloads, alpha=self.lam / len(round.payloads))
         return out
@@ -63,7 +65,7 @@ class EFBV(Increments):
         """An unbiased compressor may have any variance if (1 - lambda)^2 + lambda^2 omega < 1."""
         omega = self.compressor.omega(numel)
         if omega is None:
-            super().admit(name, numel)
+            check_contraction(self, self.compressor, name, numel)
         elif self.lam * (1 + omega) >= 2:
             raise AttachError(
                 f"{self}: {self.compressor} on parameter {name!r} ({numel} numbers) has variance {omega:.3g}, so h "

@@ -61,6 +61,3 @@ class MARINA(Feedback):
         else:
             add_all_to(mean, round.payloads, alpha=1.0 / len(round.payloads))
         return out.copy_(mean)
-
-    def admit(self, name: str, numel: int) -> None:
-        """Every parameter will do, whatever the variance."""

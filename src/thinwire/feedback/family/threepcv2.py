@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from thinwire.compressors import Compressor, Unbiased
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Signal, Slot, State
@@ -42,12 +44,10 @@ class ThreePCv2(Increments):
                 f"got {self.change!r}"
             )
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        local, previous = state["local"], state["previous"]
-        change = signal.value - previous
-        previous.copy_(signal.value)
-        if signal.first:
-            return super().send(signal, layout, state, key)
-        shift = self.change(change, layout, key)
-        shift.add_to(local)
-        return Both(shift, self.compressor.follow_(local, signal.value, layout, key.stream(SECOND)))
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        shift = self.change(target - state["previous"], layout, key)
+        shift.add_to(state["local"])
+        return Both(shift, self.follow_(target, layout, state, key.stream(SECOND)))
+
+    def note_(self, payload: Payload, signal: Signal, state: State) -> None:
+        state["previous"].copy_(signal.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Signal, State, check_contraction
@@ -36,11 +38,9 @@ class ThreePCv4(Increments):
         if not isinstance(self.second, Compressor):
             raise ConfigError(f"{self.name} takes a second compressor, such as topk(0.01), got {self.second!r}")
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        first = super().send(signal, layout, state, key)
-        if signal.first:
-            return first
-        return Both(first, self.second.follow_(state["local"], signal.value, layout, key.stream(SECOND)))
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        nearer = self.follow_(target, layout, state, key)
+        return Both(nearer, self.second.follow_(state["local"], target, layout, key.stream(SECOND)))
 
     def admit(self, name: str, numel: int) -> None:
         for compressor in (self.compressor, self.second):

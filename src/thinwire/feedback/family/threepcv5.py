@@ -38,13 +38,11 @@ class ThreePCv5(Increments):
         check_rule(self, self.start)
         check_probability(self.name, self.probability)
 
-    def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        if signal.first:
-            return super().send(signal, layout, state, key)
+    def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         if toss(key.shared(), self.probability):
-            return whole_(state["local"], signal.value)
+            return whole_(state["local"], target)
         assert signal.previous is not None  # engines see to what a rule needs
-        payload = self.compressor.between(signal.value, signal.previous, layout, key)
+        payload = self.compressor.between(target, signal.previous, layout, key)
         payload.add_to(state["local"])
         return payload
 
