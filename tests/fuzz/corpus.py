@@ -33,9 +33,9 @@ from thinwire import (
     TopK,
 )
 from thinwire.channel import Channel, Outgoing, Part
-from thinwire.payload import Both, Empty, Flagged, Payload, Reader, Some, Words, chunks_of
-from thinwire.payload.both import SECOND
+from thinwire.payload import Empty, Flagged, Partial, Payload, Reader, SparseWords, Sum, chunks_of
 from thinwire.payload.message import Chunk, join
+from thinwire.payload.nested import SECOND
 
 CPU = torch.device("cpu")
 KEY = Key(seed=1, step=2, worker=3)
@@ -87,12 +87,12 @@ def samples() -> list[Sample]:
 def _payloads(layout: Layout, dtype: torch.dtype) -> list[Payload]:
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(layout.numel), dtype=torch.float64).to(dtype)
     made = [compressor(x, layout, KEY) for compressor in COMPRESSORS]
-    made += [Words.of(TopK(share, values="exponent4")(x, layout, KEY)) for share in (0.5, 0.1)]
+    made += [SparseWords.of(TopK(share, values="exponent4")(x, layout, KEY)) for share in (0.5, 0.1)]
     flags = torch.arange(len(layout.pieces)) % 2 == 0
     some = layout.select(flags.tolist())
     part = torch.cat([view for pick, (_, view) in zip(flags.tolist(), layout.views(x), strict=True) if pick])
-    made += [Both(made[i], COMPRESSORS[j](x, layout, KEY.stream(SECOND))) for i, j in ((1, 0), (2, 16))]
-    made += [Some(flags, COMPRESSORS[i](part, some, KEY), layout) for i in (0, 1, 16)]
+    made += [Sum(made[i], COMPRESSORS[j](x, layout, KEY.stream(SECOND))) for i, j in ((1, 0), (2, 16))]
+    made += [Partial(flags, COMPRESSORS[i](part, some, KEY), layout) for i in (0, 1, 16)]
     return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, len(COMPRESSORS)))]
 
 
@@ -115,10 +115,10 @@ def _spans(chunks: list[Chunk], start: int) -> list[tuple[int, int]]:
 
 def label_of(payload: Payload) -> str:
     """The format's name, with the format of its values where it has one."""
-    if isinstance(payload, Flagged | Some):
+    if isinstance(payload, Flagged | Partial):
         return f"{type(payload).__name__.lower()} {label_of(payload.inner)}"
-    if isinstance(payload, Both):
-        return f"both {label_of(payload.one)} and {label_of(payload.two)}"
+    if isinstance(payload, Sum):
+        return f"sum {label_of(payload.one)} and {label_of(payload.two)}"
     written = getattr(payload, "written", None)
     return type(payload).__name__.lower() + (f" {written.name}" if written else "")
 

@@ -38,8 +38,8 @@ from thinwire import (
 )
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback import Need, Signal, rule_of
-from thinwire.payload import Both, Empty, Reader, Some, pack_payload, unpack_payload
-from thinwire.payload.both import SECOND
+from thinwire.payload import Empty, Partial, Reader, Sum, pack_payload, unpack_payload
+from thinwire.payload.nested import SECOND
 
 TOP = TopK(count=1)
 UNBIASED = Unbias(RandK(0.5))
@@ -124,7 +124,7 @@ def test_a_lazy_worker_speaks_of_the_parameters_that_moved_away() -> None:
     rule = CLAG(TOP, zeta=1.0)
     state = state_of(rule, local=[0.0, 0, 0, 0], previous=[1.0, 0, 3, 0])
     payload = rule.send(Signal(torch.tensor([2.0, 0, 1, 0])), TWO, state, Key())
-    assert isinstance(payload, Some)
+    assert isinstance(payload, Partial)
     assert payload.chosen.tolist() == [True, False]
     assert state["local"].tolist() == [2, 0, 0, 0]
     assert state["previous"].tolist() == [2, 0, 1, 0]
@@ -147,9 +147,9 @@ def test_an_absent_worker_is_silent_and_changes_nothing() -> None:
 def test_a_sum_and_a_choice_are_unpacked_as_they_were_packed(second: TopK | RandK | QSGD) -> None:
     layout, key = Layout.of([("a", 0, (7,)), ("b", 1, (5,)), ("c", 2, (9,))]), Key(1, 2, 3)
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
-    both = Both(TOP(x, layout, key), second(x, layout, key.stream(SECOND)))
+    both = Sum(TOP(x, layout, key), second(x, layout, key.stream(SECOND)))
     part = layout.select([True, False, True])
-    some = Some(torch.tensor([True, False, True]), second(torch.cat([x[:7], x[12:]]), part, key), layout)
+    some = Partial(torch.tensor([True, False, True]), second(torch.cat([x[:7], x[12:]]), part, key), layout)
     for payload in (both, some):
         reader = Reader(pack_payload(payload))
         arrived = unpack_payload(reader, layout, key, torch.float32)

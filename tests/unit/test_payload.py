@@ -23,7 +23,7 @@ from thinwire import (
     Strom,
     TopK,
 )
-from thinwire.errors import WireError
+from thinwire.errors import ConfigError, WireError
 from thinwire.ops import backend
 from thinwire.payload import (
     FORMATS,
@@ -266,9 +266,7 @@ def test_counts_beyond_a_piece_are_refused() -> None:
 def test_rounding_loss_stays_with_the_sender() -> None:
     """`values` of a sparse payload are what the receiver sees, not what went in."""
     layout = Layout.of([("x", 0, (2,))])
-    payload = Sparse.of(
-        torch.tensor([1.0 + 2**-12, 3.0]), torch.tensor([0, 1]), layout, value_format("bfloat16"), counted=True
-    )
+    payload = Sparse.rounded(torch.tensor([0, 1]), torch.tensor([1.0 + 2**-12, 3.0]), layout, value_format("bfloat16"))
     assert payload.values.tolist() == [1.0, 3.0]
 
 
@@ -453,3 +451,18 @@ def test_adding_no_payloads_changes_nothing() -> None:
     out = torch.ones(3)
     assert add_all_to(out, []) is out
     assert out.tolist() == [1, 1, 1]
+
+
+def test_a_format_is_known_by_its_class_alone() -> None:
+    """A class with a tag enters the table; its own tag, a byte that no other format has."""
+    kept = dict(FORMATS)
+    try:
+        mine = type("Mine", (Empty,), {"tag": 200})
+        assert unpack_payload(Reader(pack_payload(mine())), LAYOUTS[0], Key(), torch.float32).tag == 200
+        with pytest.raises(ConfigError, match="Yours has the tag 200, which is Mine's"):
+            type("Yours", (Empty,), {"tag": 200})
+        with pytest.raises(ConfigError, match="one byte, Wide has 256"):
+            type("Wide", (Empty,), {"tag": 256})
+    finally:
+        FORMATS.clear()
+        FORMATS.update(kept)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire.errors import WireError
 from thinwire.ops import backend
-from thinwire.payload.message import join
+from thinwire.payload.message import LateReader, Reader, join
 from thinwire.payload.positions import (
     bitmap_length,
     is_bitmap,
@@ -22,7 +22,6 @@ from thinwire.payload.positions import (
     unpack_positions,
 )
 from thinwire.payload.positions import pack_positions as chunks_of_positions
-from thinwire.payload.reader import LateReader, Reader
 
 
 def pack_positions(positions: torch.Tensor, numel: int) -> torch.Tensor:

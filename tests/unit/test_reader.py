@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.errors import WireError
-from thinwire.payload.message import fields, join, raw, size
-from thinwire.payload.reader import LateReader, Reader
+from thinwire.payload.message import LateReader, Reader, fields, join, raw, size
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops.exponents import NO_VALUE, exponents
-from thinwire.payload.message import join, raw
-from thinwire.payload.reader import Reader
-from thinwire.payload.values import FORMATS, SIGN_ONLY, ValueFormat, format_of_tag, value_format
+from thinwire.payload.message import Reader, join, raw
+from thinwire.payload.values import FORMATS, SIGN_ONLY, ValueFormat, value_format, value_format_of_tag
 
 DTYPES = [torch.float32, torch.float64]
 each_format = pytest.mark.parametrize("written", list(FORMATS.values()), ids=lambda f: f.name)
@@ -216,7 +215,7 @@ def test_unknown_formats_are_typed_errors() -> None:
     with pytest.raises(ConfigError, match="unknown value format 'sign'"):
         value_format("sign")
     with pytest.raises(WireError, match="unknown value format 99"):
-        format_of_tag(99)
+        value_format_of_tag(99)
 
 
 @each_format

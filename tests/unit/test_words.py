@@ -10,19 +10,19 @@ from torch import Tensor
 
 from thinwire import VGC, Key, Layout, TopK
 from thinwire.errors import AttachError, ConfigError, WireError
-from thinwire.payload import Reader, Sparse, Words, pack_payload, unpack_payload
+from thinwire.payload import Reader, Sparse, SparseWords, pack_payload, unpack_payload
 from thinwire.payload.values import EXPONENT4
 
 NIBBLES = [sign * 2.0**-d for d in range(8) for sign in (1.0, -1.0)]
 
 
-def travelled(words: Words) -> tuple[Words, list[int]]:
+def travelled(words: SparseWords) -> tuple[SparseWords, list[int]]:
     """What arrives, and the words themselves."""
     message = pack_payload(words)
     reader = Reader(message)
     arrived = unpack_payload(reader, words.layout, Key(), words.values.dtype)
     reader.finish()
-    assert isinstance(arrived, Words)
+    assert isinstance(arrived, SparseWords)
     start = 8 + -(-2 * len(words.layout.pieces) // 4) * 4
     return arrived, list(struct.unpack(f"<{len(words.positions)}I", bytes(message[start:].tolist())))
 
@@ -32,7 +32,7 @@ def test_every_nibble_at_either_end(first: int) -> None:
     """word = position << 4 | sign << 3 | d, up to position 2^28 - 1."""
     layout = Layout.of([("x", 0, (1 << 28,))])
     positions, values = torch.arange(first, first + len(NIBBLES)), torch.tensor(NIBBLES)
-    arrived, words = travelled(Words(positions, values, layout))
+    arrived, words = travelled(SparseWords(positions, values, layout))
     assert torch.equal(arrived.positions, positions)
     assert torch.equal(arrived.values, values)
     assert sorted(word & 15 for word in words) == list(range(16))
@@ -43,14 +43,14 @@ def test_every_nibble_at_either_end(first: int) -> None:
 def test_pieces_have_exponents_of_their_own() -> None:
     layout = Layout.of([("a", 0, (2,)), ("empty", 1, (0,)), ("b", 2, (3,)), ("unsent", 3, (2,))])
     positions, values = torch.tensor([1, 2, 4]), torch.tensor([2.0**40, -(2.0**-60), 2.0**-63], dtype=torch.float64)
-    arrived, words = travelled(Words(positions, values, layout))
+    arrived, words = travelled(SparseWords(positions, values, layout))
     assert torch.equal(arrived.decode(layout, torch.float64)[positions], values)
     assert words == [1 << 4, 2 << 4 | 8, 4 << 4 | 3]
 
 
 def test_nothing_is_a_message_too() -> None:
     layout = Layout.of([("a", 0, (2,))])
-    arrived, words = travelled(Words(torch.empty(0, dtype=torch.int64), torch.empty(0), layout))
+    arrived, words = travelled(SparseWords(torch.empty(0, dtype=torch.int64), torch.empty(0), layout))
     assert arrived.elements == 0
     assert words == []
 
@@ -61,9 +61,9 @@ def sparse(numel: int) -> Sparse:
 
 
 def test_too_many_numbers_are_refused_when_attached_and_when_sent() -> None:
-    assert Words.of(sparse((1 << 28) - 1)).elements == 1
+    assert SparseWords.of(sparse((1 << 28) - 1)).elements == 1
     with pytest.raises(ConfigError, match="reach 268435456 numbers, and a bucket has 268435456: use positions=entropy"):
-        Words.of(sparse(1 << 28))
+        SparseWords.of(sparse(1 << 28))
     rule = VGC(positions="word")
     rule.admit("x", (1 << 28) - 1)
     with pytest.raises(AttachError, match="parameter 'x' has 268435456 numbers"):
@@ -73,7 +73,7 @@ def test_too_many_numbers_are_refused_when_attached_and_when_sent() -> None:
 
 def message(layout: Layout, exponents: list[int], *words: int) -> Tensor:
     count = len(layout.pieces)
-    head = struct.pack(f"<II{count}h", Words.tag, len(words), *exponents)
+    head = struct.pack(f"<II{count}h", SparseWords.tag, len(words), *exponents)
     body = head + bytes(-len(head) % 4) + struct.pack(f"<{len(words)}I", *words)
     return torch.tensor(list(body), dtype=torch.uint8)
 
@@ -108,4 +108,4 @@ def test_the_near_entropy_code_is_shorter() -> None:
     layout = Layout.of([("x", 0, (100_000,))])
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
     sent = TopK(0.01, values="exponent4")(x, layout, Key())
-    assert pack_payload(Words.of(sent)).numel() > 2 * pack_payload(sent).numel()
+    assert pack_payload(SparseWords.of(sent)).numel() > 2 * pack_payload(sent).numel()

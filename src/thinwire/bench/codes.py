@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from thinwire.extras import require
-from thinwire.payload.message import join
+from thinwire.payload.message import Reader, join
 from thinwire.payload.positions import pack_positions, unpack_positions
-from thinwire.payload.reader import Reader
 
 OURS = "thinwire"
 

@@ -11,9 +11,9 @@ from thinwire.feedback.target import Target
 from thinwire.feedback.variance_criterion import Criterion, check_criterion
 from thinwire.layout import Layout
 from thinwire.ops import Key, variance_
-from thinwire.payload import Payload, Sparse, Words
+from thinwire.payload import Payload, Sparse, SparseWords
+from thinwire.payload.sparse import WORD_LIMIT
 from thinwire.payload.values import value_format
-from thinwire.payload.words import LIMIT
 from thinwire.warmup import Number
 
 
@@ -63,12 +63,12 @@ class VGC(Criterion):
             r[chosen], v[chosen] = values, self.zeta * squares
             r[sent.positions], v[sent.positions] = 0, 0
         self.steer_(sent.positions, layout, state)
-        return Words.of(sent) if self.positions == "word" else sent
+        return SparseWords.of(sent) if self.positions == "word" else sent
 
     def admit(self, name: str, numel: int) -> None:
         """With words, refuse a parameter that they cannot reach all of."""
-        if self.positions == "word" and numel >= LIMIT:
+        if self.positions == "word" and numel >= WORD_LIMIT:
             raise AttachError(
-                f"{self}: parameter {name!r} has {numel} numbers, and words of 28 + 4 bits reach {LIMIT}: use "
+                f"{self}: parameter {name!r} has {numel} numbers, and words of 28 + 4 bits reach {WORD_LIMIT}: use "
                 "positions=entropy"
             )

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from thinwire.errors import WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key, add_each_at_
+from thinwire.payload.base import FORMATS as FORMATS
 from thinwire.payload.base import Payload as Payload
-from thinwire.payload.blocks import Levels as Levels
-from thinwire.payload.blocks import Signs as Signs
-from thinwire.payload.both import Both as Both
+from thinwire.payload.base import payload_format
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
 from thinwire.payload.envelope import sealed_size
-from thinwire.payload.flagged import Flagged as Flagged
 from thinwire.payload.message import Chunk, fields, join, size
-from thinwire.payload.powers import Powers as Powers
-from thinwire.payload.reader import LateReader as LateReader
-from thinwire.payload.reader import Reader as Reader
-from thinwire.payload.some import Some as Some
+from thinwire.payload.message import LateReader as LateReader
+from thinwire.payload.message import Reader as Reader
+from thinwire.payload.nested import Flagged as Flagged
+from thinwire.payload.nested import Partial as Partial
+from thinwire.payload.nested import Sum as Sum
+from thinwire.payload.quantised import Levels as Levels
+from thinwire.payload.quantised import Powers as Powers
+from thinwire.payload.quantised import Signs as Signs
 from thinwire.payload.sparse import Masked as Masked
+from thinwire.payload.sparse import Positioned as Positioned
 from thinwire.payload.sparse import Sparse as Sparse
+from thinwire.payload.sparse import SparseWords as SparseWords
 from thinwire.payload.stack import Stack as Stack
-from thinwire.payload.words import Words as Words
-
-FORMATS: dict[int, type[Payload]] = {
-    f.tag: f for f in (Empty, Dense, Sparse, Masked, Signs, Levels, Powers, Flagged, Words, Both, Some)
-}
 
 
 def chunks_of(payload: Payload) -> list[Chunk]:
@@ -53,12 +50,12 @@ def pack_payload(payload: Payload) -> Tensor:
 
 def unpack_payload(reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Payload:
     """The payload that `pack_payload` wrote for this layout and key."""
-    return format_of_tag(*reader.fields("B")).unpack(reader, layout, key, dtype)
+    return payload_format(*reader.fields("B")).unpack(reader, layout, key, dtype)
 
 
 def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> Sequence[Payload]:
     """Every rank's payload, where all have the same fields."""
-    return format_of_tag(*reader.fields("B")).unpack_all(reader, layout, key, dtype)
+    return payload_format(*reader.fields("B")).unpack_all(reader, layout, key, dtype)
 
 
 def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
@@ -66,9 +63,9 @@ def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> 
     if isinstance(payloads, Stack):
         return payloads.add_to(out, alpha)
     payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
-    if payloads and all(isinstance(payload, Sparse | Masked | Words) for payload in payloads):
-        sparse = cast(Sequence[Sparse], payloads)
-        return add_each_at_(out, [p.positions for p in sparse], [p.values.to(out.dtype) for p in sparse], alpha)
+    placed = [payload for payload in payloads if isinstance(payload, Positioned)]
+    if placed and len(placed) == len(payloads):
+        return add_each_at_(out, [p.positions for p in placed], [p.values.to(out.dtype) for p in placed], alpha)
     for payload in payloads:
         payload.add_to(out, alpha)
     return out
@@ -81,10 +78,3 @@ def add_each_to(out: Tensor, payloads: Sequence[Payload], alphas: Sequence[float
     for payload, alpha in zip(payloads, alphas, strict=True):
         payload.add_to(out, alpha)
     return out
-
-
-def format_of_tag(tag: int) -> type[Payload]:
-    """The format that a message names; an unknown tag is a `WireError`."""
-    if tag not in FORMATS:
-        raise WireError(f"unknown payload format {tag} in a message; known: {sorted(FORMATS)}")
-    return FORMATS[tag]

@@ -8,10 +8,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload.message import Chunk
-from thinwire.payload.reader import LateReader, Reader
+from thinwire.payload.message import Chunk, LateReader, Reader
 
 Count = int | Tensor | None
 """How many numbers are sent. Where they have to be counted it is a tensor without dimensions, so that nobody waits for
@@ -29,11 +29,18 @@ def mean_count(total: Count, workers: int) -> float | Tensor | None:
 
 
 class Payload(ABC):
-    """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel."""
+    """A compressed vector: `add_to` decodes it, `pack` gives exactly the bytes that travel.
+
+    A class with a `tag` is a format: a message names it by this byte, and so a reader finds it.
+    """
 
     tag: ClassVar[int]
-    holds: ClassVar[bool] = False
+    nests: ClassVar[bool] = False
     """Whether it holds other payloads."""
+
+    def __init_subclass__(cls) -> None:
+        if "tag" in vars(cls):
+            _enter(cls)
 
     @property
     @abstractmethod
@@ -66,3 +73,26 @@ class Payload(ABC):
     def decode(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """The decoded vector."""
         return self.add_to(torch.zeros(layout.numel, dtype=dtype, device=device))
+
+
+FORMATS: dict[int, type[Payload]] = {}
+"""Every format by its tag."""
+
+
+def payload_format(tag: int) -> type[Payload]:
+    """The format that a message names; an unknown tag is a `WireError`."""
+    if tag not in FORMATS:
+        raise WireError(f"unknown payload format {tag} in a message; known: {sorted(FORMATS)}")
+    return FORMATS[tag]
+
+
+def _enter(format: type[Payload]) -> None:
+    """Make a format known by its tag; a class that is defined anew under its name takes its own old place."""
+    other = FORMATS.get(format.tag, format)
+    if not 0 <= format.tag < 256:
+        raise ConfigError(f"a format's tag is one byte, {format.__name__} has {format.tag}: take one of 0 to 255")
+    if (other.__module__, other.__qualname__) != (format.__module__, format.__qualname__):
+        raise ConfigError(
+            f"{format.__name__} has the tag {format.tag}, which is {other.__name__}'s: take another of 0 to 255"
+        )
+    FORMATS[format.tag] = format

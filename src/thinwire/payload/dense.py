@@ -1,4 +1,4 @@
-"""Every number, in full precision."""
+"""Every number in full precision, or none at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload.base import Payload
-from thinwire.payload.message import Chunk, raw
-from thinwire.payload.reader import Reader
+from thinwire.payload.message import Chunk, Reader, raw
 
 
 @dataclass(frozen=True, eq=False)

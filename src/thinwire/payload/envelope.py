@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.ops import checksum
-from thinwire.payload.message import Chunk, fields, join, raw, size
-from thinwire.payload.reader import Reader
+from thinwire.payload.message import Chunk, Reader, fields, join, raw, size
 
 VERSION = 3
 BODY = 16

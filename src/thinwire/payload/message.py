@@ -1,23 +1,30 @@
-"""A message in chunks: what every rank writes alike as `bytes`, the rest as tensors of bytes.
+"""The bytes of a message: written in chunks, read by a cursor that never goes past their end.
 
-On a CPU numpy copies them, on one thread: torch would leave its own threads spinning for 4 to 9 ms after a megabyte
-(libgomp's default), on the cores where packing, unpacking and the next bucket's selection are at work.
+A chunk is `bytes` where every rank writes the same, else a tensor of bytes. On a CPU numpy copies them, on one thread:
+torch would leave its own threads spinning for 4 to 9 ms after a megabyte (libgomp's default), on the cores where
+packing, unpacking and the next bucket's selection are at work.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.errors import WireError
+
+T = TypeVar("T")
 Chunk = bytes | Tensor
 """Fixed fields (tags, counts, lengths) or packed numbers. Where a payload's size is fixed, its fields are the same on
 every rank: a receiver on a GPU then knows them without waiting for the message."""
+Span = tuple[int, bytes, int]
+"""Bytes that every rank writes alike: where they begin, what they are, and which of their bits count."""
+_NOT_ZERO = "bytes that fill up a word of a message are not zero"
 
 
 def fields(layout: str, *values: Any) -> bytes:
@@ -73,3 +80,172 @@ def _on_device(chunk: bytes, device: torch.device) -> Tensor:
 @lru_cache(maxsize=16)
 def _zeros(device: torch.device) -> Tensor:
     return torch.zeros(4, dtype=torch.uint8, device=device)
+
+
+class Reader:
+    """Takes fields off the front of a message; whatever is wrong with it is a `WireError`."""
+
+    def __init__(self, message: Tensor) -> None:
+        self.message = message
+        self.place = 0
+
+    @property
+    def messages(self) -> Tensor:
+        """All that is read: one message, or one row for each rank."""
+        return self.message
+
+    def take(self, nbytes: int) -> Tensor:
+        """The next `nbytes` bytes; zeros fill up the last word of four."""
+        part = self._words(nbytes)
+        if nbytes % 4:
+            self.require((part[..., nbytes:] == 0).all(-1), _NOT_ZERO)
+        return part[..., :nbytes]
+
+    def _words(self, nbytes: int) -> Tensor:
+        """As many whole words of four bytes as hold `nbytes`."""
+        return self.messages[..., self._skip(nbytes) : self.place]
+
+    def _skip(self, nbytes: int) -> int:
+        """Go on by as many whole words of four bytes as hold `nbytes`; where they begin."""
+        left = self.message.numel() - self.place
+        if not 0 <= nbytes <= left - -nbytes % 4:
+            raise WireError(
+                f"message ends too early: {nbytes} more bytes expected at byte {self.place}, {left} are left"
+            )
+        start, self.place = self.place, self.place + nbytes + -nbytes % 4
+        return start
+
+    def fields(self, layout: str) -> tuple[Any, ...]:
+        """The next fixed fields, in `struct` notation, little-endian."""
+        size = struct.calcsize("<" + layout)
+        found = bytes(self._words(size).tolist())
+        self.require(not any(found[size:]), _NOT_ZERO)
+        return struct.unpack("<" + layout, found[:size])
+
+    def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        """The next `count` numbers of `dtype`."""
+        return copy(self.take(count * dtype.itemsize)).view(dtype)
+
+    def bits(self, count: int) -> Tensor:
+        """The words that hold the next `count` bits; those left over must be zero."""
+        packed = self._words((count + 7) // 8)
+        if count % 8:
+            last = packed[..., count // 8]
+            self.require(last >> count % 8 == 0, "bits beyond the last number of a message are not zero")
+        if (count + 7) // 8 % 4:
+            self.require((packed[..., (count + 7) // 8 :] == 0).all(-1), _NOT_ZERO)
+        return packed
+
+    def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
+        """What must hold of the message's contents; `problem` is formatted with the details."""
+        if not holds:
+            raise WireError(problem.format(*details))
+
+    def finish(self) -> None:
+        """Check that nothing is left over."""
+        if self.place != self.message.numel():
+            raise WireError(f"message is too long: {self.message.numel() - self.place} bytes after its end")
+
+
+class _ByOwnFields(Reader):
+    """Takes the fields of one's own message for another's, and notes what must hold in place of waiting for it."""
+
+    def __init__(self, message: Tensor, fields: Sequence[bytes], following: int) -> None:
+        super().__init__(message)
+        self._fields, self.next = fields, following
+        self.spans: list[Span] = []
+        self.checks: list[Tensor] = []
+
+    def fields(self, layout: str) -> tuple[Any, ...]:
+        mine = self._fields[self.next]
+        self.next += 1
+        self.spans.append((self._skip(len(mine)), mine + bytes(-len(mine) % 4), 255))
+        return struct.unpack("<" + layout, mine)
+
+
+class LateReader(_ByOwnFields):
+    """Reads the messages of all ranks at once, on a GPU, without waiting for them, by a message of one's own.
+
+    What is taken has one row for each rank. Fields are those of one's own message; whether the others agree, and
+    whatever else must hold, is noted on the GPU: `sound` is for one look at the end of the step. Until then nothing
+    that was read may be trusted, only used within bounds.
+    """
+
+    def __init__(self, messages: Tensor, own: Tensor, fields: Sequence[bytes]) -> None:
+        if messages.shape[1:] != own.shape:
+            raise WireError(f"messages have {messages.shape[1]} bytes where this rank's own has {own.numel()}")
+        super().__init__(own, fields, 0)
+        self._messages = messages
+
+    @property
+    def messages(self) -> Tensor:
+        return self._messages
+
+    def take(self, nbytes: int) -> Tensor:
+        part = self._words(nbytes)
+        self.spans.append((self.place - -nbytes % 4, bytes(-nbytes % 4), 255))
+        return part[:, :nbytes] if nbytes % 4 else part
+
+    def bits(self, count: int) -> Tensor:
+        part = self._words((count + 7) // 8)
+        over, filling = bytes(count % 8 > 0), bytes(-((count + 7) // 8) % 4)
+        self.spans.append((self.place - part.shape[1] + count // 8, over, 255 << count % 8 & 255))
+        self.spans.append((self.place - len(filling), filling, 255))
+        return part
+
+    def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        part = self.take(count * dtype.itemsize)
+        if not count:  # torch does not view nothing as another type
+            return part.to(dtype)
+        in_place = part.storage_offset() % dtype.itemsize == 0 == part.stride(0) % dtype.itemsize
+        return (part if in_place else part.clone(memory_format=torch.contiguous_format)).view(dtype)
+
+    def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
+        if isinstance(holds, Tensor):
+            self.checks.append(holds.expand(len(self._messages)))
+        else:  # of one's own fields
+            super().require(holds, problem, *details)
+
+    def each(self, read: Callable[[Reader], T]) -> list[T]:
+        """What `read` takes off each rank's message, one after the other."""
+        rows = [_Row(message, self.place, self._fields, self.next) for message in self._messages]
+        found = [read(row) for row in rows]
+        self.place, self.next = rows[0].place, rows[0].next
+        self.spans += rows[0].spans
+        self.checks += [torch.stack(checks) for checks in zip(*(row.checks for row in rows), strict=True)]
+        return found
+
+    def sound(self) -> Tensor:
+        """For each rank whether all that had to hold did hold.
+
+        Fields, and the zeros that fill up words, are compared with those of one's own message.
+        """
+        places, masks, known = _bytes_of(tuple(self.spans), self.message.device)
+        alike = (self._messages.index_select(1, places) & masks) == known
+        return torch.cat([alike, *(check.unsqueeze(1) for check in self.checks)], 1).all(1)
+
+
+class _Row(_ByOwnFields):
+    """One rank's message among those that a `LateReader` reads."""
+
+    def __init__(self, message: Tensor, place: int, fields: Sequence[bytes], following: int) -> None:
+        super().__init__(message, fields, following)
+        self.place = place
+
+    def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:
+        if isinstance(holds, Tensor) or not self.message.is_cuda:
+            self.checks.append(torch.as_tensor(holds).reshape(()))
+        else:  # of one's own fields
+            super().require(holds, problem, *details)
+
+
+@lru_cache(maxsize=256)
+def _bytes_of(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of all bytes in spans, which of their bits count, and these bits.
+
+    Kept: copying to a GPU makes the host wait.
+    """
+    every = [(start + i, mask, byte & mask) for start, known, mask in spans for i, byte in enumerate(known)]
+    places, masks, known = zip(*every, strict=True) if every else ((), (), ())
+    as_bytes = torch.tensor([masks, known], dtype=torch.uint8, device=device)
+    return torch.tensor(places, dtype=torch.int64, device=device), as_bytes[0], as_bytes[1]

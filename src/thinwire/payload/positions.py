@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire import ops
-from thinwire.payload.message import Chunk, fields
-from thinwire.payload.reader import LateReader, Reader
+from thinwire.payload.message import Chunk, LateReader, Reader, fields
 
 
 def is_bitmap(numel: int, count: int) -> bool:

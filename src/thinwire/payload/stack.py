@@ -14,11 +14,10 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import add_folded_, block_count, pack_bits, unpack_bits
 from thinwire.payload.base import Payload
-from thinwire.payload.blocks import Levels, Signs
 from thinwire.payload.dense import Dense, Empty
-from thinwire.payload.flagged import Flagged
-from thinwire.payload.powers import Powers
-from thinwire.payload.sparse import Masked, Sparse
+from thinwire.payload.nested import Flagged
+from thinwire.payload.quantised import Levels, Powers, Signs
+from thinwire.payload.sparse import Masked, Positioned, Sparse
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,7 @@ class Stack(Sequence[Payload]):
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         """out += alpha * each worker's decoded payload, in rank order, in place."""
         joint = self.joint
-        if isinstance(joint, Sparse | Masked):
+        if isinstance(joint, Positioned):
             return add_folded_(out, joint.positions, joint.values.to(out.dtype), alpha)
         if isinstance(joint, Signs | Levels | Powers):
             for row in joint.add_to(self._zeros(out), alpha).view(-1, out.numel()):
@@ -78,7 +77,7 @@ class Stack(Sequence[Payload]):
     def add_each_to(self, out: Tensor, alphas: Sequence[float]) -> Tensor:
         """out += alpha * decoded for each worker's payload and its alpha, in rank order, in place."""
         joint = self.joint
-        if isinstance(joint, Sparse | Masked):
+        if isinstance(joint, Positioned):
             weights = torch.tensor([alphas[rank] for rank in self.ranks], dtype=out.dtype)
             values = joint.values.to(out.dtype) * weights[joint.positions // self.layout.numel]
             return add_folded_(out, joint.positions, values, 1.0)
@@ -124,7 +123,7 @@ def _cut(packed: Tensor, first: int, count: int) -> Tensor:
     return pack_bits(unpack_bits(packed[first // 8 : (first + count + 7) // 8], aside + count)[aside:].contiguous())
 
 
-def _entries(joint: Sparse | Masked, row: int, layout: Layout) -> tuple[Tensor, Tensor]:
+def _entries(joint: Positioned, row: int, layout: Layout) -> tuple[Tensor, Tensor]:
     """The row-th worker's positions and values."""
     start = row * layout.numel
     first, last = np.searchsorted(joint.positions.numpy(), (start, start + layout.numel))

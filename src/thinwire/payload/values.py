@@ -17,8 +17,7 @@ from thinwire.layout import Layout
 from thinwire.ops import exponent_codes, exponent_values, nearest_powers, pack_bits, unpack_bits
 from thinwire.ops.blocks import piece_of
 from thinwire.ops.exponents import exponents, power
-from thinwire.payload.message import Chunk, raw
-from thinwire.payload.reader import Reader
+from thinwire.payload.message import Chunk, Reader, raw
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"
 
@@ -202,7 +201,7 @@ def value_format(name: str) -> ValueFormat:
     return FORMATS[name]
 
 
-def format_of_tag(tag: int) -> ValueFormat:
+def value_format_of_tag(tag: int) -> ValueFormat:
     """The format that a message names; an unknown tag is a `WireError`."""
     found = next((f for f in _ALL if f.tag == tag), None)
     if found is None:

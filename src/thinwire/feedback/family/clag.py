@@ -16,7 +16,7 @@ from thinwire.feedback.base import Signal, Slot, State
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Empty, Payload, Some
+from thinwire.payload import Empty, Partial, Payload
 
 PREVIOUS = Slot("previous")
 """y_i: this worker's gradient of the step before."""
@@ -67,6 +67,6 @@ class CLAG(Increments):
             return Empty()
         lags = layout.views(gradient - local)
         part = torch.cat([lag for fire, (_, lag) in zip(fires, lags, strict=True) if fire])
-        payload = Some(torch.tensor(fires), self.compressor(part, layout.select(fires), key), layout)
+        payload = Partial(torch.tensor(fires), self.compressor(part, layout.select(fires), key), layout)
         payload.add_to(local)
         return payload

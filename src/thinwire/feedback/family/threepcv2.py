@@ -14,8 +14,8 @@ from thinwire.feedback.family.clag import PREVIOUS
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Both, Payload
-from thinwire.payload.both import SECOND
+from thinwire.payload import Payload, Sum
+from thinwire.payload.nested import SECOND
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ThreePCv2(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         shift = self.change(target - state["previous"], layout, key)
         shift.add_to(state["local"])
-        return Both(shift, self.follow_(target, layout, state, key.stream(SECOND)))
+        return Sum(shift, self.follow_(target, layout, state, key.stream(SECOND)))
 
     def note_(self, payload: Payload, signal: Signal, state: State) -> None:
         state["previous"].copy_(signal.value)

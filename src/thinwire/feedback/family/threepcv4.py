@@ -13,8 +13,8 @@ from thinwire.feedback.base import Signal, State, check_contraction
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
-from thinwire.payload import Both, Payload
-from thinwire.payload.both import SECOND
+from thinwire.payload import Payload, Sum
+from thinwire.payload.nested import SECOND
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ThreePCv4(Increments):
 
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         nearer = self.follow_(target, layout, state, key)
-        return Both(nearer, self.second.follow_(state["local"], target, layout, key.stream(SECOND)))
+        return Sum(nearer, self.second.follow_(state["local"], target, layout, key.stream(SECOND)))
 
     def admit(self, name: str, numel: int) -> None:
         for compressor in (self.compressor, self.second):

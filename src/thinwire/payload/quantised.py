@@ -1,4 +1,4 @@
-"""Formats with one scale for each block of a piece: signs and quantised levels."""
+"""Formats with a few bits for every entry: signs, quantised levels and powers of two."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops import Key, add_levels_, add_signs_, block_count, levels_above_zero, levels_within
+from thinwire.ops import Key, add_levels_, add_powers_, add_signs_, block_count, levels_above_zero, levels_within
 from thinwire.payload.base import Payload
-from thinwire.payload.message import Chunk, fields, raw
-from thinwire.payload.reader import Reader
+from thinwire.payload.message import Chunk, Reader, fields, raw
+
+_NO_BLOCK = "message announces blocks of length 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,4 +88,27 @@ class Levels(Payload):
         return cls(codes, norms, layout, levels, block)
 
 
-_NO_BLOCK = "message announces blocks of length 0"
+@dataclass(frozen=True, eq=False)
+class Powers(Payload):
+    """+-2^(code - 127), or zero for code 0: nine bits an entry (natural compression). Held as it travels."""
+
+    codes: Tensor
+    negative: Tensor
+    tag: ClassVar[int] = 6
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return add_powers_(out, self.codes, self.negative, alpha)
+
+    def pack(self) -> list[Chunk]:
+        return [self.codes, self.negative]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        codes = reader.take(layout.numel)
+        if codes.numel():
+            reader.require(codes.amax() < 255, "message holds an exponent beyond 127")
+        return cls(codes, reader.bits(layout.numel))
