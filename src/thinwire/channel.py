@@ -5,50 +5,44 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from thinwire.clock import Clock
-from thinwire.errors import NonFiniteGradient, WireError
+from thinwire.errors import NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
-from thinwire.payload import Empty, LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
+from thinwire.payload import Empty, Payload
 from thinwire.payload.base import Count, both_counts
-from thinwire.payload.envelope import FINITE, VERSION, fields_of, open_rest, open_version, seal
-from thinwire.payload.message import Chunk, fields, size
+from thinwire.payload.letter import FINITE, Expected, Letter, read, read_late, write
+from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
 
 
 @dataclass(frozen=True)
-class Part:
-    """The pieces of a bucket that share a rule and a phase, packed together."""
+class Given:
+    """What one worker gives for one bucket, laid out as the bucket is; none of it is changed."""
 
-    rule: Feedback
-    layout: Layout
-    places: tuple[int, ...]
-    first: bool
-
-    def take(self, flat: Tensor, bucket: Layout, dtype: torch.dtype, scale: float) -> Tensor:
-        """This part of the bucket, in the state's type and unscaled units; the bucket is left as it is."""
-        whole = len(self.places) == len(bucket.pieces)
-        part = flat if whole else torch.cat([flat[bucket.pieces[i].part] for i in self.places])
-        part = part.to(dtype)
-        return part if scale == 1.0 else part.div(scale)
-
-    def put(self, part: Tensor, flat: Tensor, bucket: Layout) -> None:
-        """Write this part back into the bucket, in the bucket's type."""
-        if len(self.places) == len(bucket.pieces):
-            flat.copy_(part)
-            return
-        for place, (_, view) in zip(self.places, self.layout.views(part), strict=True):
-            flat[bucket.pieces[place].part] = view.to(flat.dtype)
+    gradients: Tensor
+    """Times `scale`."""
+    step_sizes: Mapping[str, float] | None = None
+    """Of every parameter. Where a rule needs one and it is zero, the parameter's state stays as it is, and zeros are
+    sent for it: no size of a message may depend on what one rank alone believes."""
+    scale: float = 1.0
+    """The loss scale, by which the result is multiplied again."""
+    used: Sequence[bool] | None = None
+    """Which pieces some rank used; the others take no part, and their state stays as it is."""
+    moment: Tensor | None = None
+    """Second moments where a rule needs them, zeros elsewhere; *not* scaled."""
+    previous: Tensor | None = None
+    """Gradients of the same samples at the previous point, times `scale`."""
+    measure: bool = False
+    """Whether the ledger wants norms."""
+    mark: int = 0
+    """A number that all ranks must have in common, such as a digest of the step sizes."""
 
 
 @dataclass(frozen=True)
@@ -63,41 +57,23 @@ class Norms:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message on its way, and what is needed to read the answers."""
+    """A letter on its way, and what is needed to read the answers."""
 
-    message: Tensor
+    letter: Letter
+    expected: Expected
     fixed: bool
-    digest: int
-    """Of all that the ranks must have in common."""
-    fields: tuple[bytes, ...]
-    """What every rank writes alike, where the size is fixed."""
+    """Whether every rank's letter is as long as this one."""
+    elements: Count
+    """How many numbers the letter holds, where its formats count them."""
     layout: Layout
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
-    elements: Count
-    """How many numbers the message holds, where its formats count them."""
 
-
-@dataclass(frozen=True)
-class Fault:
-    """Whose numbers are not finite, in which parameter: a gradient's, or a memory's that overflows."""
-
-    rank: int | None
-    """None where it is what all ranks' messages add up to."""
-    parameter: str
-    overflows: bool = False
-
-
-@dataclass(frozen=True)
-class Unjudged:
-    """An answer that was decoded on a GPU without waiting: its verdict is still there."""
-
-    sent: Outgoing
-    messages: Tensor
-    out: Tensor
-    verdict: Tensor
-    """For each rank its flag, for each rank whether its message was sound, and the place of an overflow or -1."""
+    @property
+    def message(self) -> Tensor:
+        """The bytes that travel."""
+        return self.letter.message
 
 
 class Channel:
@@ -133,15 +109,8 @@ class Channel:
         self.clock: Clock = beside.clock if beside is not None else Clock()
         self.run = 0
         """A number by which the states of one run are known from those of others."""
-        self._next_step_sizes: dict[str, float] = {}
-        self._held: set[str] = set()
-        self._sent: list[Part] = []
-        self._received: list[Part] = []
-        self._unjudged: list[Unjudged] = []
-        self._judged = False
-        self.fault: Fault | None = None
-        """What was not finite in this step, as far as was judged; a rank may have to take it from another."""
-        self._method = zlib.crc32(str(rule).encode())
+        self._underway = Underway(self.worker, self.server, self.clock)
+        self._name = str(rule)
 
     @property
     def step(self) -> int:
@@ -175,56 +144,51 @@ class Channel:
             for name, rule in self.rules.items()
         )
 
+    @property
+    def fault(self) -> Fault | None:
+        """What was not finite in this step, as far as was judged; a rank may have to take it from another."""
+        return self._underway.fault
+
+    @fault.setter
+    def fault(self, fault: Fault | None) -> None:
+        self._underway.fault = fault
+
+    @property
+    def moving(self) -> bool:
+        """Whether a step has begun that is neither finished nor abandoned."""
+        return self._underway.has_begun
+
     def layout(self, names: Sequence[str]) -> Layout:
         """The layout of a flat buffer that holds these parameters in this order."""
         return Layout.of([(name, self.parameters[name].index, self.parameters[name].shape) for name in names])
 
-    def send(
-        self,
-        layout: Layout,
-        flat: Tensor,
-        *,
-        step_sizes: Mapping[str, float] | None = None,
-        scale: float = 1.0,
-        used: Sequence[bool] | None = None,
-        moment: Tensor | None = None,
-        previous: Tensor | None = None,
-        measure: bool = False,
-        mark: int = 0,
-    ) -> Outgoing:
-        """This worker's message for one bucket: `flat` holds its gradients, times `scale`, and is left as it is.
+    # ------------------------------------------------------------------------------------------------------------ send
 
-        `moment` holds the second moments where a rule needs them (zeros elsewhere), laid out alike but *not* scaled;
-        `previous` the gradients at the previous point, times `scale`. One that is not finite is treated as such a
-        gradient is. Parameters that no rank used take no part: their state stays as it is. So does that of parameters
-        whose step size is zero where the rule needs it, but zeros are sent for them: no size of a message may depend on
-        what one rank alone believes. `mark` is a number that all ranks must have in common, such as a digest of the
-        step sizes.
+    def send(self, layout: Layout, given: Given) -> Outgoing:
+        """This worker's letter about one bucket.
+
+        What is given may hold NaN or infinity: then the letter's flag says so, and no rank takes the step.
         """
-        parts = self._parts(layout, used)
-        flag = first_nonfinite(flat, layout)
-        for more in (moment, previous):
-            if more is not None:
-                flag = torch.where(flag == FINITE, first_nonfinite(more, layout), flag)
-        if not flat.is_cuda and int(flag) != FINITE:  # on a GPU nobody waits to know: whatever is sent is refused
-            flat = torch.zeros_like(flat)
-            moment, previous = (None if more is None else flat for more in (moment, previous))
-        body: list[Chunk] = []
+        flag, given = _flagged(layout, given)
+        parts = self._parts(layout, given.used)
+        payloads: list[Payload] = []
         norms: dict[str, Norms] = {}
-        fixed = True
-        elements: Count = 0
         for part in parts:
-            signal = self._signal(part, flat, moment, previous, layout, step_sizes, scale)
-            payload = self._send_part(part, signal, self._held_of(part, step_sizes))
-            if measure:
+            signal = self._signal(part, layout, given)
+            payloads.append(self._payload(part, signal, self._held(part, given.step_sizes)))
+            if given.measure:
                 norms |= self._measure(part, signal)
-            chunks = chunks_of(payload)
-            body += [fields("Q", size(chunks)), *chunks]
-            fixed = fixed and payload.fixed and not part.rule.varies
-            elements = both_counts(elements, payload.elements)
-        digest = self._digest(layout, parts, mark)
-        message = seal(body, digest, flag, self.rank)
-        return Outgoing(message, fixed, digest, fields_of(body, digest), layout, parts, scale, norms, elements)
+        expected = self._expected(layout, parts, given.mark)
+        return Outgoing(
+            letter=write(payloads, expected.digest, flag, self.rank),
+            expected=expected,
+            fixed=all(payload.fixed and not p.rule.varies for p, payload in zip(parts, payloads, strict=True)),
+            elements=_elements(payloads),
+            layout=layout,
+            parts=parts,
+            scale=given.scale,
+            norms=norms,
+        )
 
     def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
         """The bucket's pieces grouped by rule and by whether they were exchanged before."""
@@ -232,55 +196,20 @@ class Channel:
         for place, piece in enumerate(layout.pieces):
             if used is None or used[place]:
                 groups.setdefault((self.rules[piece.name], piece.name not in self.started), []).append(place)
-        return tuple(_part(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
+        return tuple(part_of(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
 
-    def _held_of(self, part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
-        """Parameters about which nothing can be said in units of updates, for their step size is zero."""
-        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
-            return set()
-        return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
-
-    def _signal(
-        self,
-        part: Part,
-        flat: Tensor,
-        moment: Tensor | None,
-        previous: Tensor | None,
-        layout: Layout,
-        step_sizes: Mapping[str, float] | None,
-        scale: float,
-    ) -> Signal:
-        dtype = self._dtype(part)
-        moment = moment if Need.MOMENTS in part.rule.needs else None
-        previous = previous if Need.PREVIOUS in part.rule.needs else None
+    def _signal(self, part: Part, layout: Layout, given: Given) -> Signal:
+        """What the rule of a part is told."""
+        dtype, needs = self._dtype(part), part.rule.needs
+        moment = given.moment if Need.MOMENTS in needs else None
+        previous = given.previous if Need.PREVIOUS in needs else None
         return Signal(
-            value=part.take(flat, layout, dtype, scale),
-            rescale=self._rescale(part, step_sizes),
+            value=part.take(given.gradients, layout, dtype, given.scale),
+            rescale=self._rescale(part, given.step_sizes),
             first=part.first,
             moment=None if moment is None else part.take(moment, layout, dtype, 1.0),
-            previous=None if previous is None else part.take(previous, layout, dtype, scale),
+            previous=None if previous is None else part.take(previous, layout, dtype, given.scale),
         )
-
-    def _send_part(self, part: Part, signal: Signal, held: Collection[str]) -> Payload:
-        self._begin(self.worker, part.layout)
-        self._sent.append(part)
-        if not part.first and not part.rule.participants(self._key()):
-            return Empty()
-        state = self.worker.bind(part.layout)
-        if not held:
-            return part.rule.send(signal, part.layout, state, self._key())
-        self._held.update(held)
-        nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
-        self.worker.clear_pieces(part.layout, held)
-        payload = part.rule.send(nothing, part.layout, state, self._key())
-        self.worker.restore_pieces(part.layout, held)
-        return payload
-
-    def _begin(self, store: Store, layout: Layout) -> None:
-        """Note a layout's state before it moves: what `abandon` goes back to, and what is saved meanwhile."""
-        store.remember(layout)
-        with self.clock.lock:
-            store.move(layout, self.clock.now.turn)
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Previous step size / this one, for each piece, where the rule needs it.
@@ -291,15 +220,36 @@ class Channel:
         if step_sizes is None or not (needed or part.rule.owes):
             return None
         now, before = {piece.name: step_sizes[piece.name] for piece in part.layout.pieces}, self.step_sizes
-        self._next_step_sizes.update({name: size for name, size in now.items() if 0 < size < math.inf})
+        self._underway.step_sizes.update({name: size for name, size in now.items() if 0 < size < math.inf})
         if not needed:
             return None
         return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
 
+    def _held(self, part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
+        """Parameters about which nothing can be said in units of updates, for their step size is zero."""
+        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
+            return set()
+        return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
+
+    def _payload(self, part: Part, signal: Signal, held: Collection[str]) -> Payload:
+        """What the rule says; about parameters that are held, nothing."""
+        self._underway.begin_sending(part)
+        if not part.first and not part.rule.participants(self._key()):
+            return Empty()
+        state = self.worker.bind(part.layout)
+        if not held:
+            return part.rule.send(signal, part.layout, state, self._key())
+        self._underway.held.update(held)
+        nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
+        self.worker.clear_pieces(part.layout, held)
+        payload = part.rule.send(nothing, part.layout, state, self._key())
+        self.worker.restore_pieces(part.layout, held)
+        return payload
+
     def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
         needed = Need.STEP_SIZE in part.rule.needs
-        sizes = {**self.step_sizes, **self._next_step_sizes} if needed else {}  # in whose units the memories are
+        sizes = {**self.step_sizes, **self._underway.step_sizes} if needed else {}  # in whose units the memories are
         return {
             piece.name: Norms(
                 view.square().sum(),
@@ -309,118 +259,48 @@ class Channel:
             for piece, view in part.layout.views(signal.value)
         }
 
+    def _expected(self, layout: Layout, parts: Sequence[Part], mark: int) -> Expected:
+        """What every rank's letter about this bucket must have in common with this rank's."""
+        marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
+        method, seed = zlib.crc32(self._name.encode()), self.seed % (1 << 64)
+        return Expected(
+            digest=zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", method, seed, self.step, *marks)),
+            subject=f"step {self.step} of {self._name}",
+            pieces=len(layout.pieces),
+            parts=tuple((part.layout, self._dtype(part)) for part in parts),
+            key=self._key(),
+        )
+
+    # --------------------------------------------------------------------------------------------------------- receive
+
     def receive(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Write the exchanged gradient, times the scale, into `out`: NaN if any rank's gradient was not finite."""
         if out.is_cuda and sent.fixed:
             return self._receive_unjudged(sent, messages, out)
-        readers = [Reader(message) for message in messages]
-        flags = [int(self._open(rank, reader, sent)) for rank, reader in enumerate(readers)]
-        bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
-        if bad is not None:
-            return self._refuse(bad, flags[bad], sent.layout, out)
-        self._decode(sent, readers, out)
-        overflow = int(first_nonfinite(out, sent.layout))
-        return out if overflow == FINITE else self._refuse(None, overflow, sent.layout, out)
+        contents = read(messages, sent.expected)
+        overflow = FINITE
+        if all(flag == FINITE for flag in contents.flags):
+            self._receive_parts(sent, contents.payloads, out)
+            overflow = int(first_nonfinite(out, sent.layout))
+        refused = self._underway.refuse(sent.layout, contents.flags, overflow)
+        return out.fill_(math.nan) if refused else out
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
-        """Decode by the fields of one's own message; whether that was right is left to `judge`."""
-        rows = messages if isinstance(messages, Tensor) else _rows(messages, sent.message.numel())
-        reader = LateReader(rows, sent.message, sent.fields)
-        flags = self._open(None, reader, sent)
-        self._clear_unsent(sent, out)
-        for part in sent.parts:
-            self._receive_part(part, self._payloads(reader, part), sent, out)
-        reader.finish()
-        verdict = torch.cat([flags, reader.sound(), first_nonfinite(out, sent.layout).view(1)])
-        self._unjudged.append(Unjudged(sent, rows, out, verdict))
+        """Decode by the fields of one's own letter; whether that was right is left to `judge`."""
+        contents = read_late(messages, sent.letter, sent.expected)
+        self._receive_parts(sent, contents.payloads, out)
+        verdict = torch.cat([contents.flags, contents.sound, first_nonfinite(out, sent.layout).view(1)])
+        self._underway.unjudged.append(Unjudged(messages, sent.expected, sent.layout, out, verdict))
         return out
 
-    def judge(self) -> None:
-        """Look at what was received without waiting, and at what is remembered: the one wait of a step for the GPU.
-
-        Where a gradient was not finite, `out` becomes NaN; a message that was not sound is a `WireError`. A memory that
-        overflows is this rank's own `fault`: whoever drives the channels sees to it that all of them hear of it.
-        """
-        unjudged, self._unjudged = self._unjudged, []
-        verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
-        for one, verdict in zip(unjudged, verdicts, strict=True):
-            flags, sound, overflow = verdict[: self.size], verdict[self.size : -1], verdict[-1]
-            if not all(sound):
-                one.out.fill_(float("nan"))
-                self._explain(sound.index(0), one)
-            bad = next((rank for rank, flag in enumerate(flags) if flag != FINITE), None)
-            if bad is not None:
-                self._refuse(bad, flags[bad], one.sent.layout, one.out)
-            elif overflow != FINITE:
-                self._refuse(None, overflow, one.sent.layout, one.out)
-        if not self._judged:
-            self._judged = True
-            self._check_memories()
-
-    def _explain(self, rank: int, one: Unjudged) -> NoReturn:
-        """Read an unsound message again, field by field, for the error that says what is wrong with it."""
-        reader = Reader(one.messages[rank])
-        self._open(rank, reader, one.sent)
-        for part in one.sent.parts:
-            self._payload(rank, reader, part)
-        reader.finish()
-        raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
-
-    def _open(self, rank: int | None, reader: Reader, sent: Outgoing) -> Tensor:
-        """A message's flag, once version, checksum and digest are right."""
-        with _from_rank(rank):
-            version = open_version(reader)
-        if version > 255:
-            raise WireError(f"rank {rank}: message was damaged on its way: its version reads {version}")
-        if version != VERSION:
-            raise WireError(
-                f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere"
-            )
-        with _from_rank(rank):
-            digest, flag = open_rest(reader, _ranks(self.size, sent.message.device) if rank is None else rank)
-        if digest != sent.digest:
-            raise WireError(
-                f"rank {rank}'s message is for another method, set of parameters, step or step size than this rank's "
-                f"(step {self.step} of {self.rule}): attach the same rule, and load the same checkpoint, on every rank"
-            )
-        pieces = len(sent.layout.pieces)
-        inside = flag.clamp(FINITE, pieces - 1) == flag
-        reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, pieces)
-        return flag
-
-    def _decode(self, sent: Outgoing, readers: Sequence[Reader], out: Tensor) -> None:
-        """Turn what stands behind the envelopes into the exchanged gradient."""
-        self._clear_unsent(sent, out)
-        for part in sent.parts:
-            payloads = [self._payload(rank, reader, part) for rank, reader in enumerate(readers)]
-            self._receive_part(part, payloads, sent, out)
-        for rank, reader in enumerate(readers):
-            with _from_rank(rank):
-                reader.finish()
-
-    def _clear_unsent(self, sent: Outgoing, out: Tensor) -> None:
-        """Zero where some parameters took no part."""
+    def _receive_parts(self, sent: Outgoing, payloads: Sequence[Sequence[Payload]], out: Tensor) -> None:
         if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
-            out.zero_()
-
-    def _payloads(self, reader: LateReader, part: Part) -> Sequence[Payload]:
-        (length,) = reader.fields("Q")
-        end = reader.place + length
-        payloads = unpack_payloads(reader, part.layout, self._key(), self._dtype(part))
-        assert reader.place == end  # by the fields of this rank's own message
-        return payloads
-
-    def _payload(self, rank: int, reader: Reader, part: Part) -> Payload:
-        with _from_rank(rank):
-            (length,) = reader.fields("Q")
-            end = reader.place + length
-            payload = unpack_payload(reader, part.layout, self._key(), self._dtype(part))
-            reader.require(reader.place == end, "a part of {} bytes announces {}", reader.place - end + length, length)
-        return payload
+            out.zero_()  # some parameters took no part
+        for part, every in zip(sent.parts, payloads, strict=True):
+            self._receive_part(part, every, sent, out)
 
     def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
-        self._begin(self.server, part.layout)
-        self._received.append(part)
+        self._underway.begin_receiving(part)
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
         round = Round(payloads, self._key().shared(), part.first)
@@ -430,30 +310,23 @@ class Channel:
         if not alone:
             part.put(result, out, sent.layout)
 
-    def _refuse(self, rank: int | None, place: int, layout: Layout, out: Tensor) -> Tensor:
-        self.fault = self.fault or Fault(rank, layout.pieces[place].name)
-        return out.fill_(float("nan"))
+    # --------------------------------------------------------------------------------------------------- end of a step
 
-    def _check_memories(self) -> None:
-        """Find out whether what this rank remembers, or all ranks hold in common, is still finite after the step."""
-        moved = [(self.worker, part.layout) for part in self._sent]
-        moved += [(self.server, part.layout) for part in self._received]
-        flats = [(layout, flat) for store, layout in moved for flat in store.vectors(layout)]
-        for layout, flat in _suspects(flats) if self.fault is None else ():
-            place = int(first_nonfinite(flat, layout))
-            if place != FINITE and self.fault is None:
-                self.fault = Fault(self.rank, layout.pieces[place].name, overflows=True)
+    def judge(self) -> None:
+        """Look at what was received without waiting, and at what is remembered: the one wait of a step for the GPU.
+
+        Where a gradient was not finite, `out` becomes NaN; a message that was not sound is a `WireError`. A memory that
+        overflows is this rank's own `fault`: whoever drives the channels sees to it that all of them hear of it.
+        """
+        self._underway.judge(self.rank, self.size)
 
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
         self.judge()
-        if self.fault is not None:
-            error = NonFiniteGradient(self.fault.rank, self.fault.parameter, self.step, self.fault.overflows)
+        if (fault := self.fault) is not None:
             self.abandon()
-            return error
-        sent = {piece.name for part in self._sent for piece in part.layout.pieces}
-        self.clock.finish(sent - self._held, self._next_step_sizes)
-        self.keep()
+            return NonFiniteGradient(fault.rank, fault.parameter, self.step, fault.overflows)
+        self._underway.finish()
         return None
 
     def abandon(self) -> None:
@@ -463,23 +336,11 @@ class Channel:
 
     def undo_(self) -> None:
         """Undo what this channel did in a step that is to be abandoned."""
-        turn = self.clock.now.turn
-        for part in self._sent:
-            self.worker.restore(part.layout, turn)
-        for part in self._received:
-            self.server.restore(part.layout, turn)
-        self.keep()
+        self._underway.undo_()
 
     def keep(self) -> None:
         """Let go of what `undo_` would need."""
-        self.fault, self._sent, self._received, self._next_step_sizes, self._held = None, [], [], {}, set()
-        self._judged = False
-        self._unjudged.clear()
-
-    @property
-    def moving(self) -> bool:
-        """Whether a step has begun that is neither finished nor abandoned."""
-        return bool(self._sent or self._received)
+        self._underway.forget()
 
     def _dtype(self, part: Part) -> torch.dtype:
         return self.parameters[part.layout.pieces[0].name].state_dtype
@@ -487,14 +348,33 @@ class Channel:
     def _key(self) -> Key:
         return Key(self.seed, self.step, self.rank)
 
-    def _digest(self, layout: Layout, parts: Sequence[Part], mark: int) -> int:
-        marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
-        return zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks))
-
 
 def longest_message(layout: Layout) -> int:
     """A bound in bytes that no message about these parameters reaches, whatever its format."""
     return 1024 + 256 * len(layout.pieces) + 32 * layout.numel
+
+
+def _flagged(layout: Layout, given: Given) -> tuple[Tensor, Given]:
+    """The place of the first piece that is not finite, and what is sent: on a CPU zeros in place of such numbers.
+
+    On a GPU nobody waits to know: whatever is sent is refused.
+    """
+    flag = first_nonfinite(given.gradients, layout)
+    for more in (given.moment, given.previous):
+        if more is not None:
+            flag = torch.where(flag == FINITE, first_nonfinite(more, layout), flag)
+    if flag.is_cuda or int(flag) == FINITE:
+        return flag, given
+    zeros = torch.zeros_like(given.gradients)
+    moment, previous = (None if more is None else zeros for more in (given.moment, given.previous))
+    return flag, replace(given, gradients=zeros, moment=moment, previous=previous)
+
+
+def _elements(payloads: Sequence[Payload]) -> Count:
+    total: Count = 0
+    for payload in payloads:
+        total = both_counts(total, payload.elements)
+    return total
 
 
 def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
@@ -503,42 +383,3 @@ def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
         if piece.name in names:
             view.zero_()
     return flat
-
-
-@lru_cache(maxsize=16)
-def _ranks(size: int, device: torch.device) -> Tensor:
-    """Every rank's number, one in each row; kept, for each step asks for it."""
-    return torch.arange(size, dtype=torch.int32, device=device).unsqueeze(1)
-
-
-def _suspects(flats: Sequence[tuple[Layout, Tensor]]) -> Sequence[tuple[Layout, Tensor]]:
-    """Those that may hold NaN or infinity: on a GPU by the largest magnitude of each, in a few launches and a wait."""
-    flats = [(layout, flat) for layout, flat in flats if flat.numel()]
-    if not flats or not flats[0][1].is_cuda:
-        return flats
-    largest = torch.stack([norm.double() for norm in torch._foreach_norm([flat for _, flat in flats], math.inf)])
-    fine = torch.isfinite(largest).tolist()
-    return [pair for pair, is_fine in zip(flats, fine, strict=True) if not is_fine]
-
-
-def _rows(messages: Sequence[Tensor], length: int) -> Tensor:
-    """The messages of all ranks, one in each row."""
-    for rank, message in enumerate(messages):
-        if message.numel() != length:
-            raise WireError(f"rank {rank}: message has {message.numel()} bytes where this rank's own has {length}")
-    return torch.stack([*messages])
-
-
-@contextmanager
-def _from_rank(rank: int | None) -> Iterator[None]:
-    """Have a `WireError` say whose message it is."""
-    try:
-        yield
-    except WireError as error:
-        raise WireError(f"rank {rank}: {error}") from None
-
-
-@lru_cache(maxsize=1024)
-def _part(layout: Layout, rule: Feedback, first: bool, places: tuple[int, ...]) -> Part:
-    chosen = set(places)
-    return Part(rule, layout.select([i in chosen for i in range(len(layout.pieces))]), places, first)

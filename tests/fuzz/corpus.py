@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -32,10 +33,12 @@ from thinwire import (
     ThreePCv4,
     TopK,
 )
-from thinwire.channel import Channel, Outgoing, Part
+from thinwire.channel import Channel, Given, Outgoing
 from thinwire.payload import Empty, Flagged, Partial, Payload, Reader, SparseWords, Sum, chunks_of
+from thinwire.payload.letter import read_one
 from thinwire.payload.message import Chunk, join
 from thinwire.payload.nested import SECOND
+from thinwire.step import Part
 
 CPU = torch.device("cpu")
 KEY = Key(seed=1, step=2, worker=3)
@@ -150,10 +153,9 @@ RULES: list[Feedback | Route] = [
 class Watched(Channel):
     """A channel that keeps the payloads it reads."""
 
-    def _payload(self, rank: int, reader: Reader, part: Part) -> Payload:
-        payload = super()._payload(rank, reader, part)
-        self.seen.append((rank, payload))
-        return payload
+    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
+        self.seen += enumerate(payloads)
+        super()._receive_part(part, payloads, sent, out)
 
     seen: list[tuple[int, Payload]]
 
@@ -210,16 +212,13 @@ def _link(rule: Feedback | Route, steps: int, size: int) -> Link:
 
 def _send(end: Channel, layout: Layout, seed: int) -> Outgoing:
     gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed))
-    return end.send(layout, gradient, step_sizes=dict.fromkeys(SHAPES, 0.1), moment=gradient.square() / 2)
+    return end.send(layout, Given(gradient, step_sizes=dict.fromkeys(SHAPES, 0.1), moment=gradient.square() / 2))
 
 
 def _places(end: Channel, sent: Outgoing, message: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """Where a sealed message's fields stand and its chunks end: found by reading it."""
     reader = _Noting(torch.tensor(list(message), dtype=torch.uint8))
-    end._open(end.rank, reader, sent)
-    for part in sent.parts:
-        end._payload(end.rank, reader, part)
-    reader.finish()
+    read_one(reader, sent.expected, end.rank)
     return tuple(reader.fixed), tuple(reader.ends)
 
 

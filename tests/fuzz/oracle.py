@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.errors import WireError
 from thinwire.payload import Flagged, Payload, Reader, pack_payload, unpack_payload
-from thinwire.payload.envelope import CHECKED, FINITE, sign_
+from thinwire.payload.letter import CHECKED, FINITE, sign_
 from thinwire.payload.message import fields
 
 GUARD = 64
@@ -183,7 +183,7 @@ def _examine_late(message: bytes, link: Link, strict: Tensor | None) -> None:
     guarded = Guarded(b"".join(gathered), 0xAA, shift=sum(message) % 9)
     try:
         channel._receive_unjudged(link.sent, guarded.tensor.view(size, len(message)), link.out)
-        (unjudged,) = channel._unjudged
+        (unjudged,) = channel._underway.unjudged
         sound = [bool(one) for one in unjudged.verdict[size:-1]]
         require(all(sound[: link.suspect] + sound[link.suspect + 1 :]), "the message of another rank is unsound")
         if not sound[link.suspect]:

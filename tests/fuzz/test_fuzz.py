@@ -9,7 +9,7 @@ from tests.fuzz.corpus import Link, Sample, links, samples
 from tests.fuzz.oracle import ACCEPTED, Finding, Guarded, examine_message, examine_payload, resealed
 
 from thinwire.ops import backend
-from thinwire.payload.envelope import CHECKED
+from thinwire.payload.letter import CHECKED
 
 SAMPLES, LINKS = samples(), links()
 NAMED = {f"{link.label}-{i // 3 % 2}-of {link.channel.size}": link for i, link in enumerate(LINKS)}

@@ -28,13 +28,13 @@ from thinwire import (
     ScaledSign,
     TopK,
 )
-from thinwire.channel import Channel, Outgoing
+from thinwire.channel import Channel, Given, Outgoing
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
 from thinwire.ops import first_nonfinite
 from thinwire.payload import Dense, Empty, Payload, pack_payload
-from thinwire.payload.envelope import CHECKED, FINITE, sign_
+from thinwire.payload.letter import CHECKED, FINITE, sign_
 from thinwire.payload.message import fields
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (7,)}
@@ -78,7 +78,9 @@ def exchange(
 ) -> list[Tensor]:
     """Every rank's result for one bucket."""
     layout = ends[0].layout(names)
-    sent = [end.send(layout, g, step_sizes=step_sizes, **options) for end, g in zip(ends, gradients, strict=True)]
+    sent = [
+        end.send(layout, Given(g, step_sizes=step_sizes, **options)) for end, g in zip(ends, gradients, strict=True)
+    ]
     messages = [s.message for s in sent]
     return [end.receive(s, messages, torch.empty_like(g)) for end, s, g in zip(ends, sent, gradients, strict=True)]
 
@@ -289,18 +291,18 @@ def test_a_message_of_another_method_layout_step_or_seed_is_refused() -> None:
         "step": channels(MemSGD(TOP))[1],
     }
     others["step"].step = 1
-    sent = mine.send(layout, gaussian(layout, 0), step_sizes=SIZES)
+    sent = mine.send(layout, Given(gaussian(layout, 0), step_sizes=SIZES))
     for other in others.values():
-        message = other.send(layout, gaussian(layout, 1), step_sizes=SIZES).message
+        message = other.send(layout, Given(gaussian(layout, 1), step_sizes=SIZES)).message
         with pytest.raises(
             WireError, match=r"rank 1's message is for another method, .* attach the same rule, and load"
         ):
             mine.receive(sent, [sent.message, message], torch.empty(layout.numel))
     twin = channels(MemSGD(TOP))[1]
-    order = twin.send(twin.layout(["b", "a"]), gaussian(layout, 1), step_sizes=SIZES).message
+    order = twin.send(twin.layout(["b", "a"]), Given(gaussian(layout, 1), step_sizes=SIZES)).message
     with pytest.raises(WireError, match="another method"):
         mine.receive(sent, [sent.message, order], torch.empty(layout.numel))
-    unused = twin.send(layout, gaussian(layout, 1), step_sizes=SIZES, used=[True, False]).message
+    unused = twin.send(layout, Given(gaussian(layout, 1), step_sizes=SIZES, used=[True, False])).message
     with pytest.raises(WireError, match="another method"):
         mine.receive(sent, [sent.message, unused], torch.empty(layout.numel))
 
@@ -308,7 +310,7 @@ def test_a_message_of_another_method_layout_step_or_seed_is_refused() -> None:
 def test_another_wire_version_is_refused_with_its_remedy() -> None:
     (mine,) = channels(MemSGD(TOP), 1)
     layout = mine.layout(["a"])
-    sent = mine.send(layout, gaussian(layout, 0), step_sizes=SIZES)
+    sent = mine.send(layout, Given(gaussian(layout, 0), step_sizes=SIZES))
     message = sent.message.clone()
     message[0] = 9
     with pytest.raises(WireError, match="rank 0 speaks wire version 9, this rank 3: use one thinwire everywhere"):
@@ -350,7 +352,7 @@ def test_a_damaged_message_with_a_right_checksum_is_refused_or_read_as_some_grad
     """Whatever the bytes, nothing but a WireError leaves `receive`, and what it writes has the bucket's shape."""
     ends = ENDS.setdefault(str(rule), _started(rule))
     layout = ends[0].layout(list(SHAPES))
-    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
     out = torch.empty(layout.numel)
     try:
         assert ends[0].receive(sent[0], [sent[0].message, resealed(damage(sent[1].message, changes))], out) is out
@@ -376,7 +378,7 @@ def test_a_message_of_another_format_is_refused_or_read(rule: Feedback | Route) 
     ends = _started(rule)
     layout = ends[0].layout(list(SHAPES))
     for tag in range(10):
-        sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+        sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
         message = sent[1].message.clone()
         message[24:28] = torch.tensor([tag, 0, 0, 0])
         resealed(message)
@@ -393,7 +395,7 @@ def test_a_sound_message_of_a_format_that_the_rule_never_sends_is_refused_or_rea
 ) -> None:
     ends = _started(rule)
     layout = ends[0].layout(list(SHAPES))
-    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
     body = pack_payload(payload)
     length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
     forged = resealed(torch.cat([sent[1].message[:16], length, body]))
@@ -405,7 +407,7 @@ def test_a_message_without_the_flags_that_its_rule_needs_names_its_rank() -> Non
     """It once did not say whose message it was."""
     ends = _started(EF21Plus(TOP))
     layout = ends[0].layout(list(SHAPES))
-    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
     body = pack_payload(Empty())
     length = torch.frombuffer(bytearray(fields("Q", body.numel())), dtype=torch.uint8)
     forged = resealed(torch.cat([sent[1].message[:16], length, body]))
@@ -470,7 +472,7 @@ def test_another_bucketing_gives_the_same_numbers() -> None:
 def test_a_flipped_bit_anywhere_is_refused(rule: Feedback | Route, place: int, bit: int) -> None:
     ends = ENDS.setdefault(str(rule), _started(rule))
     layout = ends[0].layout(list(SHAPES))
-    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
     try:
         with pytest.raises(WireError, match="rank 1"):
             ends[0].receive(
@@ -529,7 +531,7 @@ def sent_by_three(rule: Feedback | Route, warm: int) -> tuple[list[Channel], lis
     for seed in range(warm):
         step(ends, seed)
     layout = ends[0].layout(list(SHAPES))
-    sent = [end.send(layout, gaussian(layout, end.rank), step_sizes=SIZES) for end in ends]
+    sent = [end.send(layout, Given(gaussian(layout, end.rank), step_sizes=SIZES)) for end in ends]
     assert all(one.fixed for one in sent)
     return ends, sent
 
@@ -569,7 +571,7 @@ def test_the_damaged_one_of_all_messages_read_at_once_is_named(rule: Feedback | 
             resealed(rows[rank], rank)
         out = torch.empty(mine.layout.numel)
         end._receive_unjudged(mine, rows, out)
-        (unjudged,) = end._unjudged
+        (unjudged,) = end._underway.unjudged
         assert unjudged.verdict[3:-1].tolist() == [r != rank for r in range(3)]
         with pytest.raises(WireError, match=f"rank {rank}"):
             end.judge()
@@ -594,7 +596,7 @@ def test_a_gradient_that_is_not_finite_is_found_among_all_messages_read_at_once(
     layout = ends[0].layout(list(SHAPES))
     gradients = [gaussian(layout, rank) for rank in range(3)]
     gradients[2][13] = math.inf
-    sent = [end.send(layout, g, step_sizes=SIZES) for end, g in zip(ends, gradients, strict=True)]
+    sent = [end.send(layout, Given(g, step_sizes=SIZES)) for end, g in zip(ends, gradients, strict=True)]
     out = torch.empty(layout.numel)
     ends[0]._receive_unjudged(sent[0], torch.stack([s.message for s in sent]), out)
     fault = ends[0].finish()

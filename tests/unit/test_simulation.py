@@ -30,6 +30,7 @@ from thinwire import (
     simulate,
     theory,
 )
+from thinwire.channel import Given
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, StepSizeWarning, ThinwireError
 from thinwire.feedback import Need
 from thinwire.problems import FiniteSum, file_order, load_dataset, logistic_regression
@@ -187,7 +188,7 @@ def test_an_exchange_that_broke_off_is_undone_by_the_next() -> None:
     """As by Ctrl-C between two workers: what the first had sent must not be counted twice."""
     broken, whole = (Simulation({"x": torch.zeros(4)}, EF21(TopK(0.5)), 2) for _ in range(2))
     gradients = [{"x": torch.tensor([4.0, 3.0, 2.0, 1.0])}, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])}]
-    broken.channels[0].send(broken._layouts[0], gradients[0]["x"])
+    broken.channels[0].send(broken._layouts[0], Given(gradients[0]["x"]))
     for _ in range(3):
         assert torch.equal(broken.exchange(gradients)["x"], whole.exchange(gradients)["x"])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire import VGC, Hybrid, Key, Layout, MemSGD, Plain, Route, ScaledSign, Simulation, Target, TopK, Warmup
-from thinwire.channel import Channel
+from thinwire.channel import Channel, Given
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Signal, State
 from thinwire.moments import watch
@@ -183,7 +183,7 @@ def test_three_ratios_by_hand_and_with_all_headers() -> None:
         squares = [{name: g.square() / 2 for name, g in own.items()} for own in named]
         sim.exchange(named, moments=squares)
         for twin, flat in zip(twins, flats, strict=True):
-            sent = twin.send(layout, flat, moment=flat.square() / 2)
+            sent = twin.send(layout, Given(flat, moment=flat.square() / 2))
             in_message = (sent.message.numel() - 16 - 8 - 4 - 4 - 4) / 4  # envelope, length, tag, count, two exponents
             assert in_message == sent.elements
             words += int(in_message)

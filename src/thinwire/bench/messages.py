@@ -11,22 +11,11 @@ from thinwire import Key, Layout, TopK
 from thinwire.bench.contest import Contest, Run
 from thinwire.bench.inputs import Inputs, draw
 from thinwire.bench.selections import torch_memory
-from thinwire.payload import (
-    LateReader,
-    Payload,
-    Reader,
-    add_all_to,
-    chunks_of,
-    pack_payload,
-    unpack_payload,
-    unpack_payloads,
-)
-from thinwire.payload.envelope import FINITE, fields_of, open_rest, open_version, seal
+from thinwire.payload import Payload, add_all_to, pack_payload
+from thinwire.payload.letter import FINITE, Expected, Letter, read, read_late, write
 
 MESSAGES = 8
 """How many workers' messages are unpacked and added."""
-DIGEST = 0
-SENDER = 0
 
 
 def memory_and_packing(given: Inputs) -> Contest:
@@ -58,36 +47,28 @@ def unpacking_and_adding(given: Inputs) -> Contest:
 
 def read_together(payloads: Sequence[Payload], layout: Layout) -> Run:
     """Messages of one size read all at once, as on a GPU; whether they are sound is left there."""
-    rows = torch.stack(_sealed(payloads))
-    own, fields = rows[0].clone(), fields_of(chunks_of(payloads[0]), DIGEST)
+    letters = _letters(payloads)
+    rows = torch.stack([letter.message for letter in letters])
 
     def run(out: Tensor) -> Tensor:
-        reader = LateReader(rows, own, fields)
-        open_version(reader)
-        open_rest(reader, SENDER)
-        add_all_to(out, unpack_payloads(reader, layout, Key(), out.dtype))
-        return reader.sound()
+        contents = read_late(rows, letters[0], _expected(layout, out.dtype))
+        add_all_to(out, contents.payloads[0])
+        return contents.sound
 
     return run
 
 
 def read_in_turn(payloads: Sequence[Payload], layout: Layout) -> Run:
     """Messages read one after the other, as on a CPU; what is not sound is an error at once."""
-    messages = _sealed(payloads)
-
-    def run(out: Tensor) -> Tensor:
-        return add_all_to(out, [_open(Reader(message), layout, out.dtype) for message in messages])
-
-    return run
+    messages = [letter.message for letter in _letters(payloads)]
+    return lambda out: add_all_to(out, read(messages, _expected(layout, out.dtype)).payloads[0])
 
 
-def _open(reader: Reader, layout: Layout, dtype: torch.dtype) -> Payload:
-    open_version(reader)
-    open_rest(reader, SENDER)
-    return unpack_payload(reader, layout, Key(), dtype)
+def _expected(layout: Layout, dtype: torch.dtype) -> Expected:
+    return Expected(0, "a contest", len(layout.pieces), ((layout, dtype),), Key())
 
 
-def _sealed(payloads: Sequence[Payload]) -> list[Tensor]:
-    bodies = [chunks_of(payload) for payload in payloads]
-    device = next(chunk.device for chunk in bodies[0] if isinstance(chunk, Tensor))
-    return [seal(body, DIGEST, torch.tensor(FINITE, device=device), SENDER) for body in bodies]
+def _letters(payloads: Sequence[Payload]) -> list[Letter]:
+    packed = pack_payload(payloads[0])
+    flag = torch.tensor(FINITE, device=packed.device)
+    return [write([payload], 0, flag, rank) for rank, payload in enumerate(payloads)]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
-from thinwire.clock import Progress
 from thinwire.errors import StateError
 from thinwire.feedback import Need, Slot
 from thinwire.ops import checksum
 from thinwire.payload.message import raw
+from thinwire.step import Progress
 from thinwire.store import Store
 
 FORMAT = 1

@@ -23,9 +23,9 @@ from thinwire.feedback.base import Round
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
-from thinwire.payload import Empty, Flagged, Payload, Stack, message_size
+from thinwire.payload import Empty, Flagged, Payload, Stack
 from thinwire.payload.base import mean_count
-from thinwire.payload.envelope import FINITE
+from thinwire.payload.letter import FINITE, letter_size
 from thinwire.store import ParameterInfo, Store
 
 Stacked = Mapping[str, Tensor]
@@ -251,19 +251,19 @@ class Crowd:
     def _traffic(self, stack: Stack) -> Traffic:
         """By the real messages. Where those who send send messages of one size, one stands for all of them."""
         if not stack.joint.fixed:
-            return self._loopback.cost([message_size(payload) for payload in stack], fixed=False)
+            return self._loopback.cost([letter_size(payload) for payload in stack], fixed=False)
         ranks = stack.ranks
         longest = self._size(stack, ranks[0]) if ranks else 0
         if len(ranks) == self.workers:
             return self._loopback.cost([longest], fixed=not self.rule.varies)
         silent = self.workers - len(ranks)
-        return self._loopback.cost([longest] * len(ranks) + [message_size(Empty())] * silent, fixed=False)
+        return self._loopback.cost([longest] * len(ranks) + [letter_size(Empty())] * silent, fixed=False)
 
     def _size(self, stack: Stack, rank: int) -> int:
         """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""
         shape = (len(stack.ranks), *_shape(stack.joint))
         if shape not in self._sizes:
-            self._sizes[shape] = message_size(stack[rank])
+            self._sizes[shape] = letter_size(stack[rank])
         return self._sizes[shape]
 
     def _norms(self, everyone: Signal, step_size: float) -> dict[str, Norms]:

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.channel import Channel, Outgoing, longest_message
+from thinwire.channel import Channel, Given, Outgoing, longest_message
 from thinwire.checkpoint import OnResize, save
 from thinwire.engines.agreement import agreement, load_together_
 from thinwire.engines.common import Common
@@ -113,7 +113,7 @@ class Handle:
         updates = owed(self.channel, self._step_sizes)
         dense = dense_channel(self.channel, updates)
         for name, update in updates.items():
-            sent, what = dense.send(dense.layout([name]), update), f"memory of {name!r}"
+            sent, what = dense.send(dense.layout([name]), Given(update)), f"memory of {name!r}"
             pending, traffic = self._group.gather(sent.message, fixed=True, longest=0, what=what)
             self.ledger.book(traffic)
             messages = pending.wait(what)
@@ -173,8 +173,7 @@ class Handle:
         layout, order = self._bucket(bucket)
         gradient = order.logical(flat)
         scale = float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
-        sent = self.channel.send(
-            layout,
+        given = Given(
             gradient,
             step_sizes=self._common.step_sizes,
             scale=scale,
@@ -183,6 +182,7 @@ class Handle:
             measure=self.ledger.due(self.channel.step),
             mark=self._common.mark,
         )
+        sent = self.channel.send(layout, given)
         what = f"bucket {bucket.index()}"
         pending = None
         try:

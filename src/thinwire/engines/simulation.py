@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel
+from thinwire.channel import Channel, Given
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_need
@@ -22,8 +22,8 @@ from thinwire.feedback.family.ef21p import UNTOLD
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
-from thinwire.payload import message_size
 from thinwire.payload.base import Count, both_counts, mean_count
+from thinwire.payload.letter import letter_size
 from thinwire.spec import rule_from
 
 Gradients = Mapping[str, Tensor]
@@ -218,12 +218,14 @@ class Simulation:
         sent = [
             channel.send(
                 layout,
-                self._flat(layout, own),
-                step_sizes=step_sizes,
-                used=used,
-                moment=None if moments is None else self._flat(layout, moments[channel.rank]),
-                previous=None if previous is None else self._flat(layout, previous[channel.rank]),
-                measure=measure and channel is self.channels[0],
+                Given(
+                    self._flat(layout, own),
+                    step_sizes=step_sizes,
+                    used=used,
+                    moment=None if moments is None else self._flat(layout, moments[channel.rank]),
+                    previous=None if previous is None else self._flat(layout, previous[channel.rank]),
+                    measure=measure and channel is self.channels[0],
+                ),
             )
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
@@ -288,7 +290,7 @@ class Simulation:
         updates: dict[str, Tensor] = {}
         for name in debts[0]:
             layout = dense[0].layout([name])
-            sent = [channel.send(layout, own[name]) for channel, own in zip(dense, debts, strict=True)]
+            sent = [channel.send(layout, Given(own[name])) for channel, own in zip(dense, debts, strict=True)]
             messages, traffic = self._loopback.gather([one.message for one in sent], fixed=True)
             self.ledger.book(traffic)
             updates[name] = dense[0].receive(sent[0], messages, torch.empty_like(debts[0][name]))
@@ -326,7 +328,7 @@ class Simulation:
         layout, untold = channel.layout([name]), channel.server.view(name, UNTOLD.name)
         untold.copy_((self.parameters[name] - point).reshape(-1))
         told = rule.tell_(untold, layout, Key(channel.seed, channel.step).shared())
-        self.ledger.tell(message_size(told))
+        self.ledger.tell(letter_size(told))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all workers, in the form that a merged checkpoint of real ranks has."""

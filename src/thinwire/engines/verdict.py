@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from thinwire.channel import Fault
 from thinwire.engines.agreement import first_difference
 from thinwire.errors import ThinwireError, WireError
 from thinwire.exchange import Group
+from thinwire.step import Fault
 
 FINE, REFUSED, BROKEN = 0, 1, 2
 """What a rank says: it can take the step; something was not finite; something went wrong."""

@@ -14,8 +14,7 @@ from thinwire.payload.base import Payload as Payload
 from thinwire.payload.base import payload_format
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
-from thinwire.payload.envelope import sealed_size
-from thinwire.payload.message import Chunk, fields, join, size
+from thinwire.payload.message import Chunk, fields, join
 from thinwire.payload.message import LateReader as LateReader
 from thinwire.payload.message import Reader as Reader
 from thinwire.payload.nested import Flagged as Flagged
@@ -34,12 +33,6 @@ from thinwire.payload.stack import Stack as Stack
 def chunks_of(payload: Payload) -> list[Chunk]:
     """A payload behind its format's tag, chunk by chunk."""
     return [fields("B", payload.tag), *payload.pack()]
-
-
-def message_size(payload: Payload) -> int:
-    """Bytes of a message that holds this payload alone: behind its length, in its envelope."""
-    chunks = chunks_of(payload)
-    return sealed_size([fields("Q", size(chunks)), *chunks])
 
 
 def pack_payload(payload: Payload) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thinwire import QSGD, Identity, RandK, TopK, parse
-from thinwire.channel import Channel
+from thinwire.channel import Channel, Given
 from thinwire.feedback import MemSGD, Plain
 from thinwire.linear import Samples
 from thinwire.ops import backend
@@ -69,7 +69,7 @@ def wire_bits(rule: str, samples: Samples) -> float:
 
 def _message(rule: str, gradient: torch.Tensor) -> torch.Tensor:
     channel = Channel(parse(rule), {"x": gradient}, rank=0, size=1)
-    return channel.send(channel.layout(["x"]), gradient, step_sizes={"x": 1.0}).message
+    return channel.send(channel.layout(["x"]), Given(gradient, step_sizes={"x": 1.0})).message
 
 
 def _compressor(rule: str) -> Any:

@@ -1,0 +1,216 @@
+"""A letter: what one worker says about a bucket, as the message that travels.
+
+byte 0   version and three zero bytes
+     4   CRC-32 of all that follows (zlib's), plus the sender's rank modulo 2^32
+     8   digest of method, parameters, seed, step and whatever else ranks must have in common
+    12   the flag: place of the first piece that is not finite, or -1
+    16   the payloads, one for each part of the bucket: length (8 bytes), the format's tag (4), what the format packs
+
+Every field and every row of numbers begins at a whole word of four bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import WireError
+from thinwire.layout import Layout
+from thinwire.ops import Key, checksum
+from thinwire.payload import LateReader, Payload, Reader, chunks_of, unpack_payload, unpack_payloads
+from thinwire.payload.message import Chunk, fields, join, raw, size
+
+VERSION = 3
+BODY = 16
+"""Where the payloads begin."""
+CHECKED = 8
+"""Where the bytes begin that the checksum covers."""
+FINITE = -1
+"""The flag of a letter whose gradient was finite."""
+DAMAGED = (
+    "message was damaged on its way, or is another rank's: its checksum is wrong. No rank takes the step; if it comes "
+    "again, look at the network and the memory of both ranks"
+)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A letter as it was written: the message, and those of its fields by which the answers can be read late."""
+
+    message: Tensor
+    fields: tuple[bytes, ...]
+    """What every rank writes alike where sizes are fixed, in the order of reading."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What all ranks' letters about a bucket have in common, known to each before any arrives."""
+
+    digest: int
+    subject: str
+    """The step and the method, for errors."""
+    pieces: int
+    """How many pieces the bucket has."""
+    parts: tuple[tuple[Layout, torch.dtype], ...]
+    """For each payload its layout, and the type of its numbers once decoded."""
+    key: Key
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What all ranks' letters say."""
+
+    flags: Sequence[int]
+    payloads: Sequence[Sequence[Payload]]
+    """For each part of the bucket every rank's payload; none at all where a flag is raised."""
+
+
+@dataclass(frozen=True)
+class LateContents:
+    """What all ranks' letters say if they are sound, which only the GPU knows so far."""
+
+    flags: Tensor
+    sound: Tensor
+    """For each rank whether its letter was well-formed, undamaged and its own."""
+    payloads: Sequence[Sequence[Payload]]
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def write(payloads: Sequence[Payload], digest: int, flag: Tensor, rank: int) -> Letter:
+    """A rank's letter with these payloads, on the flag's device."""
+    body = [chunk for payload in payloads for chunk in _framed(payload)]
+    version, theirs = fields("I", VERSION), fields("I", digest)
+    head: list[Chunk] = [version, fields("I", 0), theirs, raw(flag.to(torch.int32).view(1))]
+    message = sign_(join([*head, *body], flag.device), rank)
+    return Letter(message, (version, theirs, *(chunk for chunk in body if isinstance(chunk, bytes))))
+
+
+def letter_size(payload: Payload) -> int:
+    """Bytes of a letter that holds this payload alone."""
+    return BODY + size(_framed(payload))
+
+
+def sign_(message: Tensor, rank: int) -> Tensor:
+    """Write the checksum of a message that this rank sends."""
+    found = checksum(message[CHECKED:])
+    message[4:CHECKED] = (found.view(torch.int32) + rank).view(torch.uint8) if rank else found
+    return message
+
+
+def _framed(payload: Payload) -> list[Chunk]:
+    chunks = chunks_of(payload)
+    return [fields("Q", size(chunks)), *chunks]
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def read(messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
+    """All ranks' letters, in rank order; whatever is wrong with one is a `WireError` that names its rank."""
+    readers = [Reader(message) for message in messages]
+    flags = [int(_open(reader, expected, rank)) for rank, reader in enumerate(readers)]
+    if any(flag != FINITE for flag in flags):
+        return Contents(flags, [])
+    every = [_payloads(reader, expected, rank) for rank, reader in enumerate(readers)]
+    return Contents(flags, [*zip(*every, strict=True)])
+
+
+def read_one(reader: Reader, expected: Expected, rank: int) -> list[Payload]:
+    """The payloads of one rank's letter, whatever its flag."""
+    _open(reader, expected, rank)
+    return _payloads(reader, expected, rank)
+
+
+def read_late(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expected) -> LateContents:
+    """All ranks' letters read at once by the fields of one's own, without waiting for a GPU to see them."""
+    rows = messages if isinstance(messages, Tensor) else _rows(messages, own.message.numel())
+    reader = LateReader(rows, own.message, own.fields)
+    flags = _open(reader, expected, None)
+    payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
+    reader.finish()
+    return LateContents(flags, reader.sound(), payloads)
+
+
+def refuse(message: Tensor, expected: Expected, rank: int) -> NoReturn:
+    """Read an unsound letter again, field by field, for the error that says what is wrong with it."""
+    read_one(Reader(message), expected, rank)
+    raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
+
+
+def _open(reader: Reader, expected: Expected, rank: int | None) -> Tensor:
+    """A letter's flag (or, of no single rank, all letters' flags), once version, checksum and digest are right."""
+    with _from_rank(rank):
+        (version,) = reader.fields("I")
+    if version > 255:
+        raise WireError(f"rank {rank}: message was damaged on its way: its version reads {version}")
+    if version != VERSION:
+        raise WireError(f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere")
+    with _from_rank(rank):
+        stored = reader.numbers(1, torch.int32)
+        senders = _ranks(len(reader.messages), stored.device) if rank is None else rank
+        intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + senders
+        reader.require(intact.squeeze(-1), DAMAGED)
+        (digest,), flag = reader.fields("I"), reader.numbers(1, torch.int32).squeeze(-1)
+    if digest != expected.digest:
+        raise WireError(
+            f"rank {rank}'s message is for another method, set of parameters, step or step size than this rank's "
+            f"({expected.subject}): attach the same rule, and load the same checkpoint, on every rank"
+        )
+    inside = flag.clamp(FINITE, expected.pieces - 1) == flag
+    reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, expected.pieces)
+    return flag
+
+
+def _payloads(reader: Reader, expected: Expected, rank: int) -> list[Payload]:
+    """What stands behind a letter's head."""
+    with _from_rank(rank):
+        payloads = [_payload(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
+        reader.finish()
+    return payloads
+
+
+def _payload(reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Payload:
+    (length,) = reader.fields("Q")
+    end = reader.place + length
+    payload = unpack_payload(reader, layout, key, dtype)
+    reader.require(reader.place == end, "a part of {} bytes announces {}", reader.place - end + length, length)
+    return payload
+
+
+def _late_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> Sequence[Payload]:
+    (length,) = reader.fields("Q")
+    end = reader.place + length
+    payloads = unpack_payloads(reader, layout, key, dtype)
+    assert reader.place == end  # by the fields of this rank's own letter
+    return payloads
+
+
+def _rows(messages: Sequence[Tensor], length: int) -> Tensor:
+    """The messages of all ranks, one in each row."""
+    for rank, message in enumerate(messages):
+        if message.numel() != length:
+            raise WireError(f"rank {rank}: message has {message.numel()} bytes where this rank's own has {length}")
+    return torch.stack([*messages])
+
+
+@lru_cache(maxsize=16)
+def _ranks(size: int, device: torch.device) -> Tensor:
+    """Every rank's number, one in each row; kept, for each step asks for it."""
+    return torch.arange(size, dtype=torch.int32, device=device).unsqueeze(1)
+
+
+@contextmanager
+def _from_rank(rank: int | None) -> Iterator[None]:
+    """Have a `WireError` say whose letter it is."""
+    try:
+        yield
+    except WireError as error:
+        raise WireError(f"rank {rank}: {error}") from None

@@ -1,0 +1,224 @@
+"""Steps: how far the channels of a process have come, and what the step under way has done so far."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from thinwire.feedback import Feedback
+from thinwire.layout import Layout
+from thinwire.ops import first_nonfinite
+from thinwire.payload.letter import FINITE, Expected, refuse
+from thinwire.store import Store
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What has been finished so far."""
+
+    step: int = 0
+    started: frozenset[str] = frozenset()
+    """The parameters that were exchanged before."""
+    step_sizes: Mapping[str, float] = field(default_factory=dict)
+    """The step size with which each parameter was exchanged last."""
+    turn: int = 0
+    """A number for each step that was begun, finished or not: what moved in an earlier turn has settled."""
+
+
+class Clock:
+    """The present progress.
+
+    `finish` is a single assignment. So whoever interrupts a step at any point, as a signal handler does, sees all of
+    the last finished step and nothing of the present one; another thread does so while it holds the lock, in which
+    nothing can begin to move and no step can finish.
+    """
+
+    def __init__(self) -> None:
+        self.now = Progress()
+        self.lock = threading.RLock()
+
+    def finish(self, exchanged: Collection[str], step_sizes: Mapping[str, float]) -> None:
+        """A step is done: these parameters were exchanged, with these step sizes."""
+        now = self.now
+        with self.lock:
+            self.now = Progress(
+                now.step + 1, now.started.union(exchanged), {**now.step_sizes, **step_sizes}, now.turn + 1
+            )
+
+    def abandon(self) -> None:
+        """A step is given up, and all that moved in it is back in its place."""
+        with self.lock:
+            self.now = replace(self.now, turn=self.now.turn + 1)
+
+    def __getstate__(self) -> Progress:
+        return self.now
+
+    def __setstate__(self, now: Progress) -> None:
+        self.now, self.lock = now, threading.RLock()
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pieces of a bucket that share a rule and a phase, packed together."""
+
+    rule: Feedback
+    layout: Layout
+    places: tuple[int, ...]
+    first: bool
+
+    def take(self, flat: Tensor, bucket: Layout, dtype: torch.dtype, scale: float) -> Tensor:
+        """This part of the bucket, in the state's type and unscaled units; the bucket is left as it is."""
+        whole = len(self.places) == len(bucket.pieces)
+        part = flat if whole else torch.cat([flat[bucket.pieces[i].part] for i in self.places])
+        part = part.to(dtype)
+        return part if scale == 1.0 else part.div(scale)
+
+    def put(self, part: Tensor, flat: Tensor, bucket: Layout) -> None:
+        """Write this part back into the bucket, in the bucket's type."""
+        if len(self.places) == len(bucket.pieces):
+            flat.copy_(part)
+            return
+        for place, (_, view) in zip(self.places, self.layout.views(part), strict=True):
+            flat[bucket.pieces[place].part] = view.to(flat.dtype)
+
+
+@lru_cache(maxsize=1024)
+def part_of(bucket: Layout, rule: Feedback, first: bool, places: tuple[int, ...]) -> Part:
+    """The part of a bucket at these places; kept, for each step asks for it."""
+    chosen = set(places)
+    return Part(rule, bucket.select([i in chosen for i in range(len(bucket.pieces))]), places, first)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Whose numbers are not finite, in which parameter: a gradient's, or a memory's that overflows."""
+
+    rank: int | None
+    """None where it is what all ranks' messages add up to."""
+    parameter: str
+    overflows: bool = False
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """An answer that was decoded on a GPU without waiting: its verdict is still there."""
+
+    messages: Sequence[Tensor] | Tensor
+    expected: Expected
+    layout: Layout
+    out: Tensor
+    verdict: Tensor
+    """For each rank its flag, for each rank whether its message was sound, and the place of an overflow or -1."""
+
+
+class Underway:
+    """The step under way on one worker: what moved in it, and whether it can be taken.
+
+    It ends by `finish`, which keeps what was done, or by `undo_`.
+    """
+
+    def __init__(self, worker: Store, server: Store, clock: Clock) -> None:
+        self._worker, self._server, self._clock = worker, server, clock
+        self._sent: list[Part] = []
+        self._received: list[Part] = []
+        self.unjudged: list[Unjudged] = []
+        """What was received without looking at it."""
+        self.held: set[str] = set()
+        """Parameters about which nothing could be said."""
+        self.step_sizes: dict[str, float] = {}
+        """The step sizes with which parameters are exchanged in this step."""
+        self.fault: Fault | None = None
+        """What was not finite, as far as was judged."""
+        self._memories_checked = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was sent or received in it."""
+        return bool(self._sent or self._received)
+
+    def begin_sending(self, part: Part) -> None:
+        """The worker's state of a part is about to move."""
+        self._begin(self._worker, part.layout)
+        self._sent.append(part)
+
+    def begin_receiving(self, part: Part) -> None:
+        """The common state of a part is about to move."""
+        self._begin(self._server, part.layout)
+        self._received.append(part)
+
+    def _begin(self, store: Store, layout: Layout) -> None:
+        """Note a layout's state before it moves: what `undo_` goes back to, and what is saved meanwhile."""
+        store.remember(layout)
+        with self._clock.lock:
+            store.move(layout, self._clock.now.turn)
+
+    def refuse(self, layout: Layout, flags: Sequence[int], overflow: int) -> bool:
+        """Note a gradient that some rank flags as not finite, or a sum that overflows; whether there is either."""
+        flagged = ((rank, place) for rank, place in enumerate(flags) if place != FINITE)
+        rank, place = next(flagged, (None, overflow))
+        if place == FINITE:
+            return False
+        self.fault = self.fault or Fault(rank, layout.pieces[place].name)
+        return True
+
+    def judge(self, rank: int, ranks: int) -> None:
+        """Look at what was received without waiting, and once at what is remembered after it."""
+        unjudged, self.unjudged = self.unjudged, []
+        verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
+        for one, verdict in zip(unjudged, verdicts, strict=True):
+            flags, sound, overflow = verdict[:ranks], verdict[ranks:-1], verdict[-1]
+            if not all(sound):
+                one.out.fill_(math.nan)
+                refuse(one.messages[sound.index(0)], one.expected, sound.index(0))
+            if self.refuse(one.layout, flags, overflow):
+                one.out.fill_(math.nan)
+        if not self._memories_checked:
+            self._memories_checked = True
+            self._check_memories(rank)
+
+    def _check_memories(self, rank: int) -> None:
+        """Find out whether what this rank remembers, or all ranks hold in common, is still finite."""
+        moved = [(self._worker, part.layout) for part in self._sent]
+        moved += [(self._server, part.layout) for part in self._received]
+        flats = [(layout, flat) for store, layout in moved for flat in store.vectors(layout)]
+        for layout, flat in _suspects(flats) if self.fault is None else ():
+            place = int(first_nonfinite(flat, layout))
+            if place != FINITE and self.fault is None:
+                self.fault = Fault(rank, layout.pieces[place].name, overflows=True)
+
+    def finish(self) -> None:
+        """The step is taken: the clock moves on, for all channels that share it."""
+        sent = {piece.name for part in self._sent for piece in part.layout.pieces}
+        self._clock.finish(sent - self.held, self.step_sizes)
+        self.forget()
+
+    def undo_(self) -> None:
+        """Put all that moved back into its place."""
+        turn = self._clock.now.turn
+        for part in self._sent:
+            self._worker.restore(part.layout, turn)
+        for part in self._received:
+            self._server.restore(part.layout, turn)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what `undo_` would need; the next step begins."""
+        self._sent, self._received, self.unjudged = [], [], []
+        self.held, self.step_sizes = set(), {}
+        self.fault, self._memories_checked = None, False
+
+
+def _suspects(flats: Sequence[tuple[Layout, Tensor]]) -> Sequence[tuple[Layout, Tensor]]:
+    """Those that may hold NaN or infinity: on a GPU by the largest magnitude of each, in a few launches and a wait."""
+    flats = [(layout, flat) for layout, flat in flats if flat.numel()]
+    if not flats or not flats[0][1].is_cuda:
+        return flats
+    largest = torch.stack([norm.double() for norm in torch._foreach_norm([flat for _, flat in flats], math.inf)])
+    fine = torch.isfinite(largest).tolist()
+    return [pair for pair, is_fine in zip(flats, fine, strict=True) if not is_fine]
