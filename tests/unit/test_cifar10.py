@@ -14,8 +14,8 @@ from torch import nn
 
 from thinwire.errors import DataError
 from thinwire.training.tasks import load_task
+from thinwire.training.tasks.cifar10 import vgg
 from thinwire.training.tasks.cifar_files import FOLDERS, TEST, TRAIN, find_cifar10, read_cifar10
-from thinwire.training.tasks.vgg import vgg
 
 
 @pytest.fixture(autouse=True)

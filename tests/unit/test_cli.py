@@ -21,8 +21,8 @@ from thinwire.cli.main import app, main
 from thinwire.cli.progress import progress
 from thinwire.errors import SpecError
 from thinwire.training import read_records
+from thinwire.training.config import TORCH_METHODS
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
-from thinwire.training.peers import PEERS
 from thinwire.training.tasks import TASKS
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]
@@ -117,7 +117,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     words = set(re.findall(r"\w+", capsys.readouterr().out))
-    assert words >= {*TASKS, *OPTIMIZERS, *SCHEDULES, *PEERS}
+    assert words >= {*TASKS, *OPTIMIZERS, *SCHEDULES, *TORCH_METHODS}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import RecordWarning
-from thinwire.training import lifeline as lifeline_module
-from thinwire.training import read_records
-from thinwire.training.lifeline import ORPHANED, lifeline
+from thinwire.training import read_records, worker
+from thinwire.training.launcher import lifeline
+from thinwire.training.worker import ORPHANED
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -82,7 +82,7 @@ WORKER += "end(Path(sys.argv[2])); print('on', flush=True); time.sleep(100)"
 
 def start_worker(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, lifeline_module.__file__, str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER, worker.__file__, str(folder)], stdout=subprocess.PIPE, text=True
     )
 
 

@@ -18,7 +18,7 @@ from thinwire.cli.main import main
 from thinwire.errors import RecordError, RecordWarning
 from thinwire.papers.ef21.records import read_outcomes
 from thinwire.training import RunRecord, read_records, train
-from thinwire.training.compare import comparison
+from thinwire.training.config import comparison
 from thinwire.training.formatting import show_metric
 from thinwire.training.lines import LineWriter, cut_torn_line_
 from thinwire.training.resume import finished_runs

@@ -14,14 +14,12 @@ from thinwire import VGC
 from thinwire.errors import AttachError, ConfigError
 from thinwire.moments import watch
 from thinwire.papers.vgc.runs import SMALL, vgc_configs
-from thinwire.training.backward import Backward, ByName, Computed
 from thinwire.training.config import RunConfig
-from thinwire.training.joined_pass import Together, can_join
-from thinwire.training.passes import OneByOne, dropout_seed
-from thinwire.training.simulated import SimulatedRun
-from thinwire.training.tasks import load_task
-from thinwire.training.tasks.task import Batch, Defaults, Task
-from thinwire.training.tasks.vgg import vgg
+from thinwire.training.gradients import ByName, SeparatePasses, WorkerGradient, dropout_seed
+from thinwire.training.joined_pass import JoinedPass, can_join
+from thinwire.training.run import SimulatedRun
+from thinwire.training.tasks import Batch, Defaults, Task, load_task
+from thinwire.training.tasks.cifar10 import vgg
 
 WORKERS, SIZE, STEPS = 3, 6, 2
 
@@ -31,6 +29,10 @@ class Noise(Task):
 
     name, metric, percent, higher_is_better = "noise", "loss", False, False
     defaults = Defaults(steps=STEPS, batch=SIZE, lr=0.1)
+
+    @classmethod
+    def load(cls, data: str | None = None) -> Noise:
+        return cls()
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -77,7 +79,7 @@ def test_workers_compute_what_models_of_their_own_would() -> None:
     task = Noise()
     shared = task.model(0)
     models = [copy.deepcopy(shared) for _ in range(WORKERS)]
-    workers = OneByOne(shared, Backward(shared, task, VGC()), WORKERS, seed=0)
+    workers = SeparatePasses(shared, task, VGC(), WORKERS, seed=0)
     for step, expected in enumerate(separate(task, models)):
         found = workers.compute(step, task.batches(step))
         for computed, (loss, gradient, moment) in zip(found, expected, strict=True):
@@ -97,7 +99,7 @@ def test_the_generator_is_left_alone_and_moments_are_computed_only_where_needed(
     task = Noise()
     model = task.model(0)
     before = torch.random.get_rng_state()
-    found = OneByOne(model, Backward(model, task, None), WORKERS, seed=0).compute(0, task.batches(0))
+    found = SeparatePasses(model, task, None, WORKERS, seed=0).compute(0, task.batches(0))
     assert torch.equal(before, torch.random.get_rng_state())
     assert [one.moment for one in found] == [None] * WORKERS
 
@@ -122,9 +124,9 @@ def test_together_they_compute_what_they_do_one_by_one(device: str, dtype: torch
     task = Noise()
     model = without_dropout(task.model(0)).to(device, dtype)
     twin = copy.deepcopy(model)
-    single = OneByOne(model, Backward(model, task, rule), WORKERS, seed=0)
+    single = SeparatePasses(model, task, rule, WORKERS, seed=0)
     batches = [[(x.to(device, dtype), y.to(device)) for x, y in task.batches(step)] for step in range(STEPS)]
-    joined = Together(twin, task, rule is not None, batches[0], seed=0)
+    joined = JoinedPass(twin, task, rule is not None, batches[0], seed=0)
     for step, given in enumerate(batches):
         expected, found = single.compute(step, given), joined.compute(step, given)
         mean = torch.stack([one.loss for one in expected]).mean()
@@ -139,7 +141,7 @@ def test_together_they_compute_what_they_do_one_by_one(device: str, dtype: torch
 
 def test_together_dropout_draws_anew_at_each_step_and_alike_at_the_same() -> None:
     task = Noise()
-    joined = Together(task.model(0), task, False, task.batches(0), seed=0)
+    joined = JoinedPass(task.model(0), task, False, task.batches(0), seed=0)
     first, again, other = (float(joined.compute(step, task.batches(0))[0].loss) for step in (0, 0, 1))
     assert first == again != other
 
@@ -149,7 +151,7 @@ def test_a_joined_model_is_evaluated_as_it_was() -> None:
     model = task.model(0)
     x = task.batches(0)[0][0]
     expected = copy.deepcopy(model).eval()(x)
-    Together(model, task, False, task.batches(0), seed=0)
+    JoinedPass(model, task, False, task.batches(0), seed=0)
     assert torch.equal(model.eval()(x), expected)
 
 
@@ -209,7 +211,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def assert_near(one: Computed, other: Computed, mean: Tensor) -> None:
+def assert_near(one: WorkerGradient, other: WorkerGradient, mean: Tensor) -> None:
     pairs = [(mean, other.loss)]
     pairs += [(one.gradient[name], other.gradient[name]) for name in one.gradient]
     assert (one.moment is None) == (other.moment is None)

@@ -22,7 +22,7 @@ from thinwire.report.figures import Axis, Chart, Section, lines, page_text
 from thinwire.report.page import BYTES, render, write_page
 from thinwire.report.palette import COLOURS, NEUTRAL, styles
 from thinwire.training import RunRecord, read_records, train
-from thinwire.training.compare import comparison
+from thinwire.training.config import comparison
 from thinwire.training.summary import summarise
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"

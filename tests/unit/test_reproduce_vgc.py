@@ -191,16 +191,16 @@ def test_what_cannot_be_run_is_refused(words: list[str], problem: str, capsys: p
 def test_an_interruption_keeps_what_was_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thinwire.training import simulated
+    from thinwire.training.run import SimulatedRun
 
-    original = simulated.SimulatedRun.step
+    original = SimulatedRun.step
 
-    def step(self: simulated.SimulatedRun, number: int) -> None:
+    def step(self: SimulatedRun, number: int) -> None:
         if self.config.method.startswith("hybrid") and number == 5:
             raise KeyboardInterrupt
         original(self, number)
 
-    monkeypatch.setattr(simulated.SimulatedRun, "step", step)
+    monkeypatch.setattr(SimulatedRun, "step", step)
     assert main([*QUICK, "--out", "r.jsonl"]) == 130
     shown = capsys.readouterr()
     assert "VGC α = 1.5" in shown.out

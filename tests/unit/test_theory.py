@@ -27,9 +27,9 @@ from thinwire import (
 )
 from thinwire.errors import AttachError, ConfigError, StepSizeWarning
 from thinwire.problems import file_order, least_squares, load_dataset, logistic_regression
+from thinwire.problems.constants import constants
 from thinwire.spec import RULES
 from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
-from thinwire.training.constants import constants
 
 EPS = float(np.finfo(np.float64).eps)
 ALPHAS = st.floats(1e-6, 1.0)

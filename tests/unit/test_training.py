@@ -13,8 +13,7 @@ import torch
 
 from thinwire.errors import ConfigError, DataError, RecordError, SpecError, ThinwireError
 from thinwire.training import RunConfig, RunRecord, read_records, train
-from thinwire.training.compare import comparison
-from thinwire.training.demo import demo_configs
+from thinwire.training.config import comparison, demo_configs
 from thinwire.training.formatting import show_metric
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES, set_learning_rate_
 from thinwire.training.summary import summarise

@@ -13,15 +13,13 @@ import torch
 
 from thinwire.errors import NonFiniteGradient
 from thinwire.training import RunConfig, read_records, train
-from thinwire.training.loop import Loop
+from thinwire.training.loop import WARM_UP_STEPS, Loop, WarmUp
 from thinwire.training.recorder import Recorder
-from thinwire.training.run import Run
-from thinwire.training.simulated import SimulatedRun
+from thinwire.training.run import SimulatedRun, TrainingRun
 from thinwire.training.summary import summarise
 from thinwire.training.tasks import Task, load_task
 from thinwire.training.totals import Totals
 from thinwire.training.verdict import verdict
-from thinwire.training.warm_up import STEPS, WarmUp
 
 COMPILING, STEP = 25.0, 0.5
 
@@ -38,7 +36,7 @@ class Clock:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
 
-class CompilingRun(Run):
+class CompilingRun(TrainingRun):
     """A run whose method's first step in a process takes long, and whose steps draw from torch's generator."""
 
     clock: ClassVar[Clock]
@@ -46,11 +44,11 @@ class CompilingRun(Run):
     made: ClassVar[int]
 
     def __init__(self, config: RunConfig, task: Task) -> None:
-        self.config, self.task, self.model = config, task, task.model(config.seed)
+        super().__init__(config, task)
         self.draws: list[float] = []
         type(self).made += 1
 
-    def step(self, step: int) -> None:
+    def _step(self, step: int) -> None:
         self.clock.now += STEP + (COMPILING if self.config.method not in self.compiled else 0.0)
         self.compiled.add(self.config.method)
         self.draws.append(float(torch.rand(())))
@@ -83,7 +81,7 @@ def test_the_clock_counts_no_compiling_and_the_record_tells_it_apart(
     recorder.close()
     ends = [run.end for run in read_records([tmp_path / "r.jsonl"])]
     assert [end["seconds"] for end in ends] == [8 * STEP] * 3
-    once = COMPILING + STEPS * STEP
+    once = COMPILING + WARM_UP_STEPS * STEP
     assert [end["warm_up_seconds"] for end in ends] == [once, 0, once]
     assert compiling.made == 3 + 2  # a seed more needs no other warm-up
     rows = summarise(read_records([tmp_path / "r.jsonl"]))
@@ -107,7 +105,7 @@ def test_a_method_that_diverges_at_once_is_left_to_its_run(compiling: type[Compi
 @pytest.mark.parametrize("method", ["dense", "memsgd(randk(0.1))", "ef21sgdm(topk(0.1))", "vgc(1.0)"])
 def test_a_warm_up_changes_no_number(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (warm,) = train([config(method)], tmp_path / "warm.jsonl")
-    monkeypatch.setattr("thinwire.training.warm_up.STEPS", 0)
+    monkeypatch.setattr("thinwire.training.loop.WARM_UP_STEPS", 0)
     (cold,) = train([config(method)], tmp_path / "cold.jsonl")
     timeless = [[dataclasses.replace(point, seconds=0.0) for point in run.losses] for run in (warm, cold)]
     assert timeless[0] == timeless[1]

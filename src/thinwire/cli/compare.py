@@ -8,15 +8,14 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.training.compare import comparison
-from thinwire.training.peers import PEERS
+from thinwire.training.config import TORCH_METHODS, comparison
 
 
 def compare(
     context: typer.Context,
     task: options.TaskName,
     methods: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help=f"Methods: rules' texts, or {options.one_of(PEERS)}.")
+        list[str], typer.Argument(metavar="SPEC...", help=f"Methods: rules' texts, or {options.one_of(TORCH_METHODS)}.")
     ],
     seeds: options.Seeds = "0",
     workers: options.Workers = 4,

@@ -9,14 +9,14 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.training.demo import STEPS, demo_configs
+from thinwire.training.config import DEMO_STEPS, demo_configs
 
 
 def demo(
     context: typer.Context,
     workers: options.Workers = 4,
     engine: options.Engine = "ddp",
-    steps: Annotated[int, typer.Option("--steps", help="Training steps of each method.")] = STEPS,
+    steps: Annotated[int, typer.Option("--steps", help="Training steps of each method.")] = DEMO_STEPS,
     seeds: options.Seeds = "0,1",
     out: options.Out = None,
     page: Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from thinwire.errors import ConfigError
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
-from thinwire.training.tasks.catalogue import TASKS
+from thinwire.training.tasks import TASKS
 
 Number = TypeVar("Number", int, float)
 

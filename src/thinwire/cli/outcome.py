@@ -15,7 +15,7 @@ from thinwire.cli.table import result_table
 from thinwire.report.page import write_page
 from thinwire.training.config import RunConfig
 from thinwire.training.summary import summarise
-from thinwire.training.tasks.catalogue import TASKS
+from thinwire.training.tasks import TASKS
 from thinwire.training.train import train
 from thinwire.training.verdict import verdict
 

@@ -26,7 +26,7 @@ from thinwire.training.config import RunConfig
 from thinwire.training.records import RunRecord
 from thinwire.training.resume import finished_runs
 from thinwire.training.summary import summarise
-from thinwire.training.tasks.catalogue import TASKS
+from thinwire.training.tasks import TASKS
 from thinwire.training.train import train
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")

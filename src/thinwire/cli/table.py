@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.training.config import TORCH_METHODS
 from thinwire.training.formatting import (
     NOTHING,
     metric_name,
@@ -18,7 +19,6 @@ from thinwire.training.formatting import (
     show_seconds,
     show_spread,
 )
-from thinwire.training.peers import PEERS
 from thinwire.training.summary import Row
 
 
@@ -42,7 +42,7 @@ def result_table(rows: Sequence[Row]) -> Table:
     ):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        style = "dim" if row.config.method in PEERS else ""
+        style = "dim" if row.config.method in TORCH_METHODS else ""
         table.add_row(*(Text(cell, style=style) for cell in _cells(row, one_rate, accuracy)))
     return table
 

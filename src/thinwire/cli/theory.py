@@ -15,11 +15,11 @@ from thinwire.cli.console import console, say
 from thinwire.cli.packages import DATA, check_command
 from thinwire.cli.theory_tables import constants_table, steps_table
 from thinwire.problems import OBJECTIVES, load_dataset, objective, split_rows
+from thinwire.problems.constants import constants
 from thinwire.problems.datasets import BREAST_CANCER
 from thinwire.problems.shards import SPLITS
 from thinwire.spec import parse
 from thinwire.theory import Admissible, check_step_size
-from thinwire.training.constants import constants
 
 
 def theory(

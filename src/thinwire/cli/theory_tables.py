@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.problems.constants import Constants
 from thinwire.theory import Admissible
-from thinwire.training.constants import Constants
 from thinwire.training.formatting import show_bytes
 
 

@@ -8,15 +8,17 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.outcome import run_and_show
-from thinwire.training.config import RunConfig
-from thinwire.training.peers import PEERS
+from thinwire.training.config import TORCH_METHODS, RunConfig
 
 
 def train(
     context: typer.Context,
     task: options.TaskName,
     method: Annotated[
-        str, typer.Option("--method", "-m", help=f"A rule such as 'memsgd(topk(0.01))', or {options.one_of(PEERS)}.")
+        str,
+        typer.Option(
+            "--method", "-m", help=f"A rule such as 'memsgd(topk(0.01))', or {options.one_of(TORCH_METHODS)}."
+        ),
     ] = "memsgd(topk(0.01))",
     workers: options.Workers = 4,
     engine: options.Engine = "ddp",

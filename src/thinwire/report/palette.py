@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.training.peers import PEERS
+from thinwire.training.config import TORCH_METHODS
 from thinwire.training.summary import Row
 
 # Okabe and Ito (2008), without yellow and black: both vanish on one of the two backgrounds.
@@ -37,6 +37,8 @@ def styles(rows: Sequence[Row]) -> list[Look]:
     """A look for each row: colours for ours, dashes for torch's own."""
     ours, peers = iter(range(len(rows))), iter(range(len(rows)))
     return [
-        Look(NEUTRAL, DASHES[(1 + next(peers)) % len(DASHES)]) if row.config.method in PEERS else look(next(ours))
+        Look(NEUTRAL, DASHES[(1 + next(peers)) % len(DASHES)])
+        if row.config.method in TORCH_METHODS
+        else look(next(ours))
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""The device that a run computes on: whether it is there, what it is, and how it multiplies."""
+"""Where a run computes: whether the device is there, what it is, and how it adds and multiplies."""
 
 from __future__ import annotations
 
@@ -40,3 +40,24 @@ def fast_products(device: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.benchmark = trial
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, as every real worker has: sums then come in the same order, bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def process_groups() -> list[str]:
+    """The back-ends by which processes can talk to each other here, in torch's names."""
+    backends = {
+        "gloo": torch.distributed.is_gloo_available,
+        "nccl": torch.distributed.is_nccl_available,
+        "mpi": torch.distributed.is_mpi_available,
+    }
+    return [name for name, there in backends.items() if there()] if torch.distributed.is_available() else ["none"]

@@ -17,10 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thinwire.moments.layer import Layer, Setting, per_channel
 from thinwire.moments.layers import layer_of
 from thinwire.moments.rows import Formed, Rows
-from thinwire.training.backward import ByName, Computed
-from thinwire.training.passes import Workers
-from thinwire.training.statistics import WorkerStatistics
-from thinwire.training.tasks.task import Batch, Task
+from thinwire.training.gradients import ByName, SimulatedWorkers, WorkerGradient, WorkerStatistics
+from thinwire.training.tasks import Batch, Task
 
 WARM_UP = 3
 """Passes before a capture: cuDNN tries its algorithms."""
@@ -41,7 +39,7 @@ def _known(module: nn.Module) -> bool:
 
 
 @final
-class Together(Workers):
+class JoinedPass(SimulatedWorkers):
     """Workers that compute in one pass; on a GPU it is a CUDA graph, launched as a whole.
 
     A graph's inputs and outputs have fixed places: what is computed is valid until the next step.
@@ -60,7 +58,7 @@ class Together(Workers):
         self._loss = next(iter(self._parameters.values())).detach().new_zeros(())
         self._graph = self._capture() if device.type == "cuda" else None
 
-    def _compute(self, step: int, batches: Sequence[Batch]) -> list[Computed]:
+    def _compute(self, step: int, batches: Sequence[Batch]) -> list[WorkerGradient]:
         for joined, parts in zip(self._batch, zip(*batches, strict=True), strict=True):
             for place, part in zip(joined.chunk(len(batches)), parts, strict=True):
                 place.copy_(part, non_blocking=True)
@@ -71,7 +69,7 @@ class Together(Workers):
             self._graph.replay()
         moments = self._moments.named if self._moments else [None] * len(batches)
         terms = dict.fromkeys(self._parameters, len(batches[0][0])) if self._moments else {}
-        return [Computed(self._loss, *both, terms) for both in zip(self._gradients.named, moments, strict=True)]
+        return [WorkerGradient(self._loss, *both, terms) for both in zip(self._gradients.named, moments, strict=True)]
 
     def _pass(self) -> None:
         """δ of a worker's images is that of its own mean loss, and there are as many means as workers."""

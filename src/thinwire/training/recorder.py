@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.training.config import RunConfig
 from thinwire.training.lines import LineWriter
-from thinwire.training.tasks.task import Task
+from thinwire.training.tasks import Task
 from thinwire.training.totals import Totals
 
 FORMAT = 1

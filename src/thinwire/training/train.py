@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError
 from thinwire.training.admission import check_rules
 from thinwire.training.config import RunConfig
 from thinwire.training.destination import begun, check_destination
-from thinwire.training.device import check_device, fast_products
+from thinwire.training.device import check_device, fast_products, one_thread
 from thinwire.training.follow import Tail
-from thinwire.training.job import Job
-from thinwire.training.loop import Loop
+from thinwire.training.loop import Loop, WarmUp
 from thinwire.training.provenance import provenance
 from thinwire.training.recorder import Listener, Recorder
 from thinwire.training.records import RunRecord, read_records
 from thinwire.training.resume import finished_runs
-from thinwire.training.simulated import SimulatedRun
+from thinwire.training.run import SimulatedRun
 from thinwire.training.tasks import Task, load_task
-from thinwire.training.warm_up import WarmUp
 
 SHARED = ("task", "data", "engine", "workers", "device")
 """What all runs of one command have in common: they share the data and one launch of workers."""
-
-NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
-"""What the system says of a folder for temporary files that cannot be used."""
 
 
 def train(
@@ -96,29 +86,11 @@ def _simulate(
 def _distribute(
     configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None
 ) -> None:
-    from thinwire.training.launch import launch  # torch's launcher is slow to import
+    from thinwire.training.launcher import launch  # torch's launcher is slow to import
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, Tail(record, listener or _ignore):
-            launch(Job(tuple(configs), record, origin, Path(folder)))
-    except OSError as error:
-        if error.errno not in NO_FOLDER:
-            raise
-        raise ThinwireError(
-            f"no temporary folder for the workers: {error}; make room there, or set TMPDIR to another folder"
-        ) from error
+    with Tail(record, listener or _ignore):
+        launch(configs, record, origin)
 
 
 def _ignore(line: Mapping[str, Any]) -> None:
     """Listen to nothing."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch, as every real worker has: sums then come in the same order, bit for bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thinwire.training.config import TORCH_METHODS
 from thinwire.training.formatting import show_metric, show_seconds, times_fewer
-from thinwire.training.peers import PEERS
 from thinwire.training.summary import Row
 
 NEAR = 0.01
@@ -16,7 +16,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count."""
     whole = [row for row in rows if not row.cut_off]
     dense = next((row for row in whole if row.config.method == "dense"), None)
-    ours = [row for row in whole if row.config.method not in PEERS]
+    ours = [row for row in whole if row.config.method not in TORCH_METHODS]
     found = [_warm_up(whole)]
     if dense is not None and not dense.diverged and ours and dense.config.workers > 1:
         found = [_saving(dense, ours), _time(dense, ours), *found]

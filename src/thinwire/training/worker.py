@@ -1,4 +1,4 @@
-"""The worker: what torch's launcher starts n times; it trains its share of every run of a job.
+"""The worker: a process that the launcher starts n times; it trains its share of every run of a job.
 
 python -m thinwire.training.worker JOB.json
 """
@@ -7,21 +7,58 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from thinwire.training.distributed import DistributedRun
-from thinwire.training.job import Job
-from thinwire.training.lifeline import end_with_launcher
-from thinwire.training.loop import Loop
+from thinwire.training.config import RunConfig
+from thinwire.training.loop import Loop, WarmUp
 from thinwire.training.recorder import Recorder
+from thinwire.training.run import DistributedRun
 from thinwire.training.tasks import load_task
-from thinwire.training.warm_up import WarmUp
+
+LIFELINE = "lifeline"
+"""The named pipe in a job's folder by which workers notice that their launcher is gone: see `launcher.lifeline`."""
+ORPHANED = 3
+"""The exit code of a worker whose launcher is gone; nobody is left to read it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Configurations that share one launch of workers, and where their record goes: one JSON file."""
+
+    configs: tuple[RunConfig, ...]
+    record: Path
+    provenance: Mapping[str, Any]
+    folder: Path
+    """Where workers leave their failures and the launcher their output."""
+
+    def write(self) -> Path:
+        """Write the job into its folder, for the workers to read."""
+        plain = {
+            "configs": [config.asdict() for config in self.configs],
+            "record": str(self.record.absolute()),
+            "provenance": self.provenance,
+        }
+        path = self.folder / "job.json"
+        path.write_text(json.dumps(plain), encoding="utf-8")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """The job that `write` left at `path`."""
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        configs = tuple(RunConfig(**config) for config in plain["configs"])
+        return cls(configs, Path(plain["record"]), plain["provenance"], path.parent)
 
 
 def work(job: Job) -> None:
@@ -43,7 +80,7 @@ def work(job: Job) -> None:
 
 
 def main() -> int:
-    """Work; a failure is left in the job's folder for the parent, which shows it to the user."""
+    """Work; a failure is left in the job's folder for the launcher, which shows it to the user."""
     job = Job.read(Path(sys.argv[1]))
     end_with_launcher(job.folder)
     try:
@@ -55,9 +92,23 @@ def main() -> int:
             "message": str(error),
             "traceback": traceback.format_exc(),
         }
-        job.failure_path(int(os.environ["RANK"])).write_text(json.dumps(failure), encoding="utf-8")
+        (job.folder / f"failure-{os.environ['RANK']}.json").write_text(json.dumps(failure), encoding="utf-8")
         return 1
     return 0
+
+
+def end_with_launcher(folder: Path) -> None:
+    """End this process as soon as the launcher that holds the pipe in `folder` is gone, or at once if it is."""
+    pipe = os.open(folder / LIFELINE, os.O_RDONLY | os.O_NONBLOCK)
+    threading.Thread(target=_watch, args=(pipe,), daemon=True).start()
+
+
+def _watch(pipe: int) -> None:
+    try:
+        os.read(pipe, 1)  # nothing: the launcher was gone before this end was opened, which select does not report
+    except BlockingIOError:
+        select.select([pipe], [], [])
+    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

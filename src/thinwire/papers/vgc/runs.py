@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.papers.vgc.paper import BATCH, EPOCHS, TABLE, WEIGHT_DECAY, WORKERS
-from thinwire.training.compare import comparison
-from thinwire.training.config import RunConfig
+from thinwire.training.config import RunConfig, comparison
 
 OPTIMIZERS = ("adam", "momentum", "adamw")
 """The paper's two. The third is Adam with weight decay beside the gradient rather than in it: in it, a number that is

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.extras import require
-from thinwire.training.tasks.order import epoch_slice, seeded, split
-from thinwire.training.tasks.task import Batch, Defaults, Task
+from thinwire.training.tasks.sampling import epoch_slice, seeded, split
+from thinwire.training.tasks.task import Batch, Defaults, Task, register
 
 
 def _network() -> nn.Module:
@@ -32,6 +32,7 @@ def _network() -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
+@register
 @final
 @dataclass(frozen=True, eq=False)
 class Digits(Task):
@@ -48,7 +49,7 @@ class Digits(Task):
     defaults: ClassVar[Defaults] = Defaults(steps=300, batch=32, lr=0.5)
 
     @classmethod
-    def load(cls) -> Digits:
+    def load(cls, data: str | None = None) -> Digits:
         """The images that scikit-learn carries, scaled to [0, 1]."""
         bundle = require("sklearn.datasets", "tasks", "the task 'digits'").load_digits()
         images = torch.as_tensor(bundle.images, dtype=torch.float32).div_(16).unsqueeze(1)

@@ -16,8 +16,8 @@ from torch.nn import functional
 from thinwire.errors import DataError
 from thinwire.problems.datasets import breast_cancer
 from thinwire.problems.libsvm import read_libsvm, signs
-from thinwire.training.tasks.order import Indices, epoch_slice, seeded, split
-from thinwire.training.tasks.task import Batch, Defaults, Task
+from thinwire.training.tasks.sampling import Indices, epoch_slice, seeded, split
+from thinwire.training.tasks.task import Batch, Defaults, Task, register
 
 MIN_ROWS = 10
 CHUNK = 1024
@@ -32,6 +32,7 @@ def _linear(features: int) -> nn.Module:
     return layer
 
 
+@register
 @final
 @dataclass(frozen=True, eq=False)
 class Logistic(Task):
@@ -56,8 +57,9 @@ class Logistic(Task):
     defaults: ClassVar[Defaults] = Defaults(steps=400, batch=16, lr=0.5)
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Logistic:
-        """The LIBSVM file at `path`, or scikit-learn's breast cancer data with standardised features."""
+    def load(cls, data: str | None = None) -> Logistic:
+        """The LIBSVM file `data`, or scikit-learn's breast cancer data with standardised features."""
+        path = Path(data) if data else None
         rows, labels = read_libsvm(path) if path else _breast_cancer()
         if len(labels) < MIN_ROWS:
             raise DataError(f"data file {path} has {len(labels)} rows; training and test need at least {MIN_ROWS}")

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.errors import DataError
-from thinwire.training.tasks.order import seeded
-from thinwire.training.tasks.task import Batch, Defaults, Task
+from thinwire.training.tasks.sampling import seeded
+from thinwire.training.tasks.task import Batch, Defaults, Task, register
 
 CONTEXT = 64
 WIDTH = 96
@@ -73,6 +73,7 @@ def _read(files: list[Path]) -> Tensor:
     return torch.from_numpy(np.frombuffer(b"".join(file.read_bytes() for file in files), dtype=np.uint8).copy())
 
 
+@register
 @final
 @dataclass(frozen=True, eq=False)
 class Text(Task):
@@ -83,12 +84,10 @@ class Text(Task):
     name: ClassVar[str] = "text"
     about: ClassVar[str] = "the source of Python's standard library, a byte-level transformer"
     metric: ClassVar[str] = "bits_per_byte"
-    percent: ClassVar[bool] = False
-    higher_is_better: ClassVar[bool] = False
     defaults: ClassVar[Defaults] = Defaults(steps=300, batch=8, lr=2e-3, optimizer="adam")
 
     @classmethod
-    def load(cls) -> Text:
+    def load(cls, data: str | None = None) -> Text:
         """The top-level modules of the running interpreter's library."""
         folder = Path(sysconfig.get_paths()["stdlib"])
         files = sorted(folder.glob("*.py"))

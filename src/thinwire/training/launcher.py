@@ -1,16 +1,18 @@
-"""Launching: n worker processes through torch's own launcher, on this machine alone."""
+"""The launcher: n worker processes through torch's own launcher, on this machine alone."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -22,14 +24,28 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from thinwire import errors
 from thinwire.errors import ThinwireError
-from thinwire.training.job import Job
-from thinwire.training.lifeline import lifeline
+from thinwire.training.config import RunConfig
+from thinwire.training.worker import LIFELINE, Job
 
 SHUTDOWN_SECONDS = 5
+NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
+"""What the system says of a folder for temporary files that cannot be used."""
 
 
-def launch(job: Job) -> None:
-    """Run the job's workers to their end; the first worker's failure is raised as its own error here."""
+def launch(configs: Sequence[RunConfig], record: Path, provenance: Mapping[str, Any]) -> None:
+    """Train the runs on workers to their end; the first worker's failure is raised as its own error here."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+            _launch(Job(tuple(configs), record, provenance, Path(folder)))
+    except OSError as error:
+        if error.errno not in NO_FOLDER:
+            raise
+        raise ThinwireError(
+            f"no temporary folder for the workers: {error}; make room there, or set TMPDIR to another folder"
+        ) from error
+
+
+def _launch(job: Job) -> None:
     with _quiet(), _environment(), lifeline(job.folder):
         failure = _attempt(job)
         gc.collect()
@@ -96,6 +112,25 @@ def _environment() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def lifeline(folder: Path) -> Iterator[None]:
+    """Hold a named pipe in `folder` open while the context is: workers end when it closes.
+
+    The launcher holds the end for writing and never writes. The system closes it with the process, even on SIGKILL,
+    and whoever waits at the other end is woken. Torch's launcher gives workers a session of their own and nothing to
+    inherit, so that neither a signal to the terminal's group nor a plain pipe would reach them.
+    """
+    path = folder / LIFELINE
+    os.mkfifo(path, 0o600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening to write would else wait for one
+    writer = os.open(path, os.O_WRONLY)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.close(writer)
 
 
 def _explain(job: Job, exitcodes: Mapping[int, int]) -> ThinwireError:

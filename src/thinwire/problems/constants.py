@@ -1,4 +1,4 @@
-"""What theory says of a method on a problem: constants of both, and the step sizes it admits."""
+"""The constants that theory knows of a method on a problem, and the step sizes that it admits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from thinwire.feedback import Rule
-from thinwire.problems import FiniteSum
+from thinwire.problems.finite_sum import FiniteSum
 from thinwire.theory import (
     Admissible,
     Recursion,
