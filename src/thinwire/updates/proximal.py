@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,17 @@ from torch import Tensor
 from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.named import Named
-from thinwire.updates.base import Regulariser, Update
+from thinwire.updates.steps import Update
+
+
+class Regulariser(Protocol):
+    """A convex function r of all parameters whose proximal map is known."""
+
+    def value(self, x: Mapping[str, Tensor]) -> float:
+        """r(x)"""
+
+    def prox_(self, x: Tensor, size: float) -> Tensor:
+        """argmin_y r(y) + |y - x|^2 / (2 size), in place; r is the sum of its values on each tensor."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""A step of one size in the spectral norm, for matrices."""
+"""Steps of the outer loop: plain, of one length, or of one spectral norm."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,45 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.updates.base import Update
+from thinwire.named import Named
+
+
+class Update(Named, ABC):
+    """One step from x along g, in place."""
+
+    @abstractmethod
+    def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:
+        """Move the parameters that g names; the others stay."""
+
+
+@dataclass(frozen=True)
+class Descent(Update):
+    """x <- x - s g."""
+
+    name: ClassVar[str] = "descent"
+
+    @torch.no_grad()
+    def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:
+        for name, gradient in g.items():
+            x[name].sub_(gradient, alpha=size)
+
+
+@dataclass(frozen=True)
+class Normalised(Update):
+    """x <- x - s g / |g|, the norm over all parameters together; no step where g = 0.
+
+    With EF21's g this is |EF21| (Khirirat et al. 2024, "Error Feedback under (L0, L1)-Smoothness: Normalization and
+    Momentum"): s = s_0 / sqrt(K + 1) for K rounds needs no smoothness constant. With EF21-SGDM's it is |EF21-SGDM|.
+    """
+
+    name: ClassVar[str] = "normalised"
+
+    @torch.no_grad()
+    def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:
+        length = sum(float(gradient.double().square().sum()) for gradient in g.values()) ** 0.5
+        if length > 0:
+            for name, gradient in g.items():
+                x[name].sub_(gradient, alpha=size / length)
 
 
 @dataclass(frozen=True)
