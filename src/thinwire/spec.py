@@ -6,91 +6,14 @@ import ast
 from difflib import get_close_matches
 from typing import Any
 
-from thinwire.compressors import (
-    QSGD,
-    Contractive,
-    HardThreshold,
-    Identity,
-    Natural,
-    RandK,
-    ScaledSign,
-    Strom,
-    TopK,
-    Unbias,
-)
+from thinwire import compressors, feedback
 from thinwire.errors import ConfigError, SpecError
-from thinwire.feedback import (
-    CLAG,
-    EF21,
-    EF21BC,
-    EF21HB,
-    EF21P,
-    EF21PAGE,
-    EF21PP,
-    EF21SGD2M,
-    EF21SGDM,
-    EF21W,
-    EFBV,
-    MARINA,
-    VGC,
-    EControl,
-    EF21Plus,
-    Hybrid,
-    MemSGD,
-    Plain,
-    Route,
-    Rule,
-    Target,
-    ThreePCv2,
-    ThreePCv4,
-    ThreePCv5,
-    as_rule,
-)
+from thinwire.feedback import Route, Rule, Target, as_rule
 from thinwire.named import Named
 from thinwire.warmup import Warmup
 
-COMPRESSORS: dict[str, type[Named]] = {
-    kind.name: kind
-    for kind in (
-        Identity,
-        TopK,
-        RandK,
-        HardThreshold,
-        Strom,
-        ScaledSign,
-        QSGD,
-        Natural,
-        Contractive,
-        Unbias,
-    )
-}
-RULES: dict[str, type[Named]] = {
-    kind.name: kind
-    for kind in (
-        Plain,
-        MemSGD,
-        EF21,
-        EF21Plus,
-        EF21SGDM,
-        EF21SGD2M,
-        EF21PAGE,
-        EF21PP,
-        EF21BC,
-        EF21HB,
-        EF21W,
-        EF21P,
-        EFBV,
-        CLAG,
-        ThreePCv2,
-        ThreePCv4,
-        ThreePCv5,
-        MARINA,
-        EControl,
-        VGC,
-        Hybrid,
-        Route,
-    )
-}
+COMPRESSORS: dict[str, type[Named]] = {kind.name: kind for kind in compressors.ALL}
+RULES: dict[str, type[Named]] = {kind.name: kind for kind in feedback.ALL} | {Route.name: Route}
 NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup, Target.name: Target}
 """Every name that the text form knows."""
 SPELLINGS: dict[str, type[Named]] = {**NAMES, **{kind.__name__: kind for kind in NAMES.values()}}

@@ -1,6 +1,7 @@
 """Compressors: frozen, stateless maps from a vector to a message, one file each."""
 
 from thinwire.compressors.base import Compressor as Compressor
+from thinwire.compressors.base import Draws as Draws
 from thinwire.compressors.base import Unbiased as Unbiased
 from thinwire.compressors.contractive import Contractive as Contractive
 from thinwire.compressors.identity import Identity as Identity
@@ -12,3 +13,17 @@ from thinwire.compressors.threshold import HardThreshold as HardThreshold
 from thinwire.compressors.threshold import Strom as Strom
 from thinwire.compressors.topk import TopK as TopK
 from thinwire.compressors.unbias import Unbias as Unbias
+
+ALL: tuple[type[Compressor], ...] = (
+    Identity,
+    TopK,
+    RandK,
+    HardThreshold,
+    Strom,
+    ScaledSign,
+    QSGD,
+    Natural,
+    Contractive,
+    Unbias,
+)
+"""Every compressor of the package; names, laws and tests are drawn from this list."""

@@ -32,3 +32,28 @@ from thinwire.feedback.route import as_rule as as_rule
 from thinwire.feedback.route import rule_of as rule_of
 from thinwire.feedback.target import Target as Target
 from thinwire.feedback.vgc import VGC as VGC
+
+ALL: tuple[type[Feedback], ...] = (
+    Plain,
+    MemSGD,
+    EF21,
+    EF21Plus,
+    EF21SGDM,
+    EF21SGD2M,
+    EF21PAGE,
+    EF21PP,
+    EF21BC,
+    EF21HB,
+    EF21W,
+    EF21P,
+    EFBV,
+    CLAG,
+    ThreePCv2,
+    ThreePCv4,
+    ThreePCv5,
+    MARINA,
+    EControl,
+    VGC,
+    Hybrid,
+)
+"""Every rule of the package; names, laws and tests are drawn from this list."""
