@@ -13,6 +13,7 @@ from tests.laws.methods import COMPRESSORS
 from torch import Tensor
 
 from thinwire import Compressor, Key, Layout, TopK
+from thinwire.compressors import Draws
 from thinwire.payload import Reader, pack_payload, unpack_payload
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])
@@ -63,7 +64,7 @@ def test_contraction_with_the_claimed_delta(
     probability below 1e-9 (Hoeffding); M is the largest error seen, doubled.
     """
     x = data.draw(vectors(layout, dtype))
-    draws = 1 if is_deterministic(compressor) else 200
+    draws = 1 if compressor.draws is Draws.NOTHING else 200
     errors = [squared_errors(compressor, x, layout, Key(seed, 7, 0)) for seed in range(draws)]
     scope = layout if getattr(compressor, "per", "parameter") == "parameter" else layout.whole()
     for place, (piece, view) in enumerate(scope.views(x)):
@@ -80,8 +81,20 @@ def squared_errors(compressor: Compressor, x: Tensor, layout: Layout, key: Key) 
     return [float(view.square().sum()) for _, view in scope.views(gap)]
 
 
-def is_deterministic(compressor: Compressor) -> bool:
-    return not any(word in str(compressor) for word in ("randk", "qsgd", "natural"))
+@each_compressor
+def test_it_draws_as_it_says(compressor: Compressor) -> None:
+    """Nothing: no key changes the message. Alike: the worker's does not, the step's does. Apart: either does."""
+    layout = Layout.of([("a", 0, (60,)), ("b", 1, (7,))])
+    x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def differs(keys: list[Key]) -> bool:
+        first, *others = [decoded(compressor, x, layout, key) for key in keys]
+        return any(not torch.equal(first, other) for other in others)
+
+    workers = differs([Key(1, 2, worker) for worker in range(20)])
+    seeds = differs([Key(seed, 2, 0) for seed in range(20)])
+    said = compressor.draws
+    assert (workers, seeds) == (said is Draws.APART, said is not Draws.NOTHING)
 
 
 UNBIASED = [c for c in COMPRESSORS if c.omega(100) is not None]

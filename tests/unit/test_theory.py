@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from thinwire import (
+    EF21,
     EF21W,
+    EFBV,
     QSGD,
     Compressor,
     Contractive,
     EF21Plus,
     HardThreshold,
     Identity,
+    Key,
+    Layout,
     Natural,
     RandK,
     ScaledSign,
@@ -26,9 +33,11 @@ from thinwire import (
     theory,
 )
 from thinwire.errors import AttachError, ConfigError, StepSizeWarning
+from thinwire.payload import Payload
 from thinwire.problems import file_order, least_squares, load_dataset, logistic_regression
 from thinwire.problems.constants import constants
 from thinwire.spec import RULES
+from thinwire.theory import Smoothness
 from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
 
 EPS = float(np.finfo(np.float64).eps)
@@ -168,6 +177,30 @@ def test_bias_and_variance_of_each_kind() -> None:
         theory.variance(TopK(0.1), 10)
     draws = [not theory.is_deterministic(c) for c in (TopK(0.1), Identity(), RandK(0.1), Natural())]
     assert draws == [False, False, True, True]
+
+
+@dataclass(frozen=True)
+class Undeclared(Compressor):
+    """Half of all, by a class that does not say what it draws."""
+
+    name: ClassVar[str] = "undeclared"
+
+    def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
+        return TopK(0.5)(x, layout, key)
+
+    def delta(self, numel: int) -> float:
+        return 0.5
+
+
+def test_no_theorem_rests_on_what_a_compressor_does_not_say() -> None:
+    one = Smoothness(1.0, 1.0, np.ones(4), np.ones(4), np.ones(4, dtype=np.int64))
+    assert not theory.is_deterministic(Undeclared())
+    assert theory.independent_draws(Undeclared(), 50) == 1
+    with pytest.raises(ConfigError, match="does not say that it is one"):
+        theory.admissible(EF21Plus(Undeclared()), one, 10)
+    with pytest.raises(ConfigError, match="is not known"):
+        theory.admissible(EFBV(Undeclared()), one, 10)
+    assert theory.admissible(EF21(Undeclared()), one, 10)
 
 
 # ----------------------------------------------------------------------------------------------------------- step sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import Enum
 
 from torch import Tensor
 
@@ -14,6 +15,14 @@ from thinwire.ops import Key
 from thinwire.payload import Payload
 
 
+class Draws(Enum):
+    """The random numbers behind a message."""
+
+    NOTHING = "none: equal vectors give equal messages"
+    APART = "each worker draws its own"
+    ALIKE = "all workers draw the same"
+
+
 class Compressor(Named, ABC):
     """C(x), taken within each piece of the layout, deterministic given the key.
 
@@ -21,6 +30,11 @@ class Compressor(Named, ABC):
     variance: E C(x) = x and E|C(x) - x|^2 <= omega(numel) |x|^2; its delta is then 1 - omega, which may be negative
     (not a contraction: see `Contractive`).
     """
+
+    @property
+    def draws(self) -> Draws | None:
+        """What it draws at random. None where its class does not say: no theorem that rests on it is then granted."""
+        return None
 
     @abstractmethod
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire.compressors.base import Compressor, Unbiased, check
+from thinwire.compressors.base import Compressor, Draws, Unbiased, check
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -37,6 +37,10 @@ class Contractive(Compressor):
         for piece, view in layout.views(scaled):
             view.mul_(factors[piece.numel])
         return self.compressor(scaled, layout, key)
+
+    @property
+    def draws(self) -> Draws | None:
+        return self.compressor.draws
 
     @property
     def apart(self) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire.compressors.base import Unbiased
+from thinwire.compressors.base import Draws, Unbiased
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Dense
@@ -18,6 +18,7 @@ class Identity(Unbiased):
     """C(x) = x; delta = 1, omega = 0."""
 
     name: ClassVar[str] = "identity"
+    draws: ClassVar[Draws] = Draws.NOTHING
     apart: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Dense:

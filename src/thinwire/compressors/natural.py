@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire.compressors.base import Unbiased
+from thinwire.compressors.base import Draws, Unbiased
 from thinwire.layout import Layout
 from thinwire.ops import Key, power_codes
 from thinwire.payload import Powers
@@ -23,6 +23,7 @@ class Natural(Unbiased):
     """
 
     name: ClassVar[str] = "natural"
+    draws: ClassVar[Draws] = Draws.APART
     apart: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Powers:

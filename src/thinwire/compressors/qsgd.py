@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.checks import is_whole
-from thinwire.compressors.base import Unbiased, check
+from thinwire.compressors.base import Draws, Unbiased, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms, level_codes
 from thinwire.payload import Levels
@@ -28,6 +28,7 @@ class QSGD(Unbiased):
     levels: int
     bucket: int = 512
     name: ClassVar[str] = "qsgd"
+    draws: ClassVar[Draws] = Draws.APART
     apart: ClassVar[bool] = True
     positional: ClassVar[int] = 2
 

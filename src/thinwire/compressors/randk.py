@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compressors.base import Compressor, check
+from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_uniforms, piece_indices, randk_positions
@@ -46,6 +46,10 @@ class RandK(Compressor):
             f"randk(shared=True) sends a number for every drawn position, which values={self.values} cannot: "
             "use full, bfloat16 or float16",
         )
+
+    @property
+    def draws(self) -> Draws:
+        return Draws.ALIKE if self.shared else Draws.APART
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
         positions = _drawn(self, layout, key, x.device)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.checks import is_whole
-from thinwire.compressors.base import Compressor, check
+from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_lengths, block_norms, negative_bits
 from thinwire.payload import Signs
@@ -28,6 +28,7 @@ class ScaledSign(Compressor):
 
     block: int | None = None
     name: ClassVar[str] = "sign"
+    draws: ClassVar[Draws] = Draws.NOTHING
     apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

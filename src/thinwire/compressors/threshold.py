@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire.compressors.base import Compressor, check
+from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.layout import Layout
 from thinwire.ops import (
     Key,
@@ -44,6 +44,7 @@ class HardThreshold(Compressor):
     tau: Number
     values: str = "full"
     name: ClassVar[str] = "threshold"
+    draws: ClassVar[Draws] = Draws.NOTHING
     apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class Strom(Compressor):
 
     tau: Number
     name: ClassVar[str] = "strom"
+    draws: ClassVar[Draws] = Draws.NOTHING
     apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.checks import is_whole
-from thinwire.compressors.base import Compressor, check
+from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
@@ -40,6 +40,7 @@ class TopK(Compressor):
     values: str = "full"
     per: str = "parameter"
     name: ClassVar[str] = "topk"
+    draws: ClassVar[Draws] = Draws.NOTHING
 
     def __post_init__(self) -> None:
         check_density(self.name, self.ratio, self.count, least_count=1)

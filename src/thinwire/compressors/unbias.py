@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compressors.base import Unbiased, check
+from thinwire.compressors.base import Draws, Unbiased, check
 from thinwire.compressors.randk import RandK
 from thinwire.layout import Layout
 from thinwire.ops import Key
@@ -53,6 +53,10 @@ class Unbias(Unbiased):
         factors = _factors(self, layout, values.dtype, values.device)
         factor = factors if len(layout.pieces) == 1 else factors[piece_of(payload.positions, layout)]
         return replace(payload, values=values * factor)
+
+    @property
+    def draws(self) -> Draws | None:
+        return self.compressor.draws
 
     @property
     def apart(self) -> bool:

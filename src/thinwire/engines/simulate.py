@@ -12,7 +12,6 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from thinwire.engines.beyond_theory import Smooth, check_dimension, checked_size, warn_beyond_theory
 from thinwire.engines.crowd import Crowd, Seen, Stacked, can_crowd
 from thinwire.engines.needs import check_need
 from thinwire.engines.simulation import Gradients, Simulation
@@ -20,6 +19,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Need, Rule
 from thinwire.ledger import Ledger
 from thinwire.spec import rule_from
+from thinwire.theory import Smooth, check_dimension, checked_size, warn_beyond_theory
 from thinwire.updates import Descent, Update
 
 FEW = 0.25

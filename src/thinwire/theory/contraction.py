@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
-from thinwire.compressors import Compressor, Contractive, Identity, RandK, TopK, Unbiased
+from thinwire.compressors import Compressor, Contractive, Draws, RandK, TopK
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback
 
@@ -54,6 +54,8 @@ def bias_and_variance(compressor: Compressor, d: int) -> tuple[float, float]:
         if compressor.values != "full":
             raise ConfigError(f"the bias of {compressor} is not known: leave its values full")
         return 1 - alpha, alpha * (1 - alpha)
+    if not is_deterministic(compressor):
+        raise ConfigError(f"the bias of {compressor} is not known: take an unbiased compressor, or a deterministic one")
     return math.sqrt(1 - alpha), 0.0
 
 
@@ -61,23 +63,18 @@ def independent_draws(compressor: Compressor, workers: int) -> int:
     """Of how many independent draws the mean of n workers' messages is made, so that its variance is ω over it.
 
     n where every worker draws for itself; 1 where all draw the same mask, whose errors do not average out: the mean's
-    variance is then ω itself.
+    variance is then ω itself. So it is for a compressor that does not say what it draws.
 
     >>> from thinwire import RandK, Unbias
     >>> [independent_draws(Unbias(RandK(0.1, shared=shared)), 50) for shared in (False, True)]
     [50, 1]
     """
-    inner = getattr(compressor, "compressor", None)
-    if isinstance(inner, Compressor):
-        return independent_draws(inner, workers)
-    return 1 if isinstance(compressor, RandK) and compressor.shared else workers
+    return workers if compressor.draws in (Draws.NOTHING, Draws.APART) else 1
 
 
 def is_deterministic(compressor: Compressor) -> bool:
-    """Whether equal vectors give equal messages, as EF21+'s theorem asks."""
-    if isinstance(compressor, RandK | Contractive):
-        return False
-    return isinstance(compressor, Identity) or not isinstance(compressor, Unbiased)
+    """Whether equal vectors give equal messages, as EF21+'s theorem asks; only of one whose class says so."""
+    return compressor.draws is Draws.NOTHING
 
 
 def check_counts(rule: Feedback, d: int) -> None:

@@ -6,13 +6,25 @@ EF21+ shares them where its compressor is deterministic (theorem 4), and every 3
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.errors import ConfigError
+from thinwire.feedback import EF21, EF21W, EF21Plus, MemSGD
+from thinwire.theory.admissible import BELLS, Admissible, Case, ef21_recursion, recursion_of, steps_of
+from thinwire.theory.contraction import is_deterministic
 from thinwire.theory.recursion import Recursion
+from thinwire.theory.stochastic import ef21_sgd_step, stochastic_markov
 
 Matrix = NDArray[np.float64]
+T1, T2 = "1/(L + L̃√(β/θ))", "min{1/(L + L̃√(2β/θ)), θ/2μ}"
+PAPER = "Richtárik et al. 2021"
+NO_THEOREM = "unit of the EF21 paper, no theorem"
+
+recursion_of(EF21, EF21Plus, EF21W, MemSGD)(ef21_recursion)  # of memsgd it is that of its unit in the EF21 paper
 
 
 def ef21_nonconvex_step(L: float, L_tilde: float, recursion: Recursion) -> float:
@@ -87,3 +99,93 @@ def ef21_pl_lyapunov(gap: float, distortion: float, step: float, recursion: Recu
 def ef21_pl_bound(lyapunov: float, step: float, mu: float, rounds: int) -> float:
     """E Ψᵀ ≤ (1 − γμ)ᵀ Ψ⁰   (theorem 2)."""
     return float((1 - step * mu) ** rounds * lyapunov)
+
+
+# ----------------------------------------------------------------------------------------- one worker, strongly convex
+# The step size and rate that no analysis can better (Thomsen, Taylor and Dieuleveut 2025), with ε = 1 − α, for L-smooth
+# and μ-strongly convex f. EF and EF21 share both.
+
+
+def tight_step(L: float, mu: float, alpha: float) -> float:
+    """η* = 2/(L + μ) · (1 − √ε)/(1 + √ε)."""
+    root = math.sqrt(1 - alpha)
+    return 2 / (L + mu) * (1 - root) / (1 + root)
+
+
+def tight_rate(L: float, mu: float, alpha: float) -> float:
+    """ρ = √ε + ¼ (1 + √ε)(L − μ) λ: what one step at η* multiplies the Lyapunov function by, at most.
+
+    λ = η*/(L + μ) · [(1 − √ε)(L − μ) + (1 + √ε) √((L − μ)² + 16 L μ √ε / (1 + √ε)²)].
+
+    >>> round(tight_rate(1.0, 0.1, 5 / 20), 4)
+    0.9742
+    """
+    root = math.sqrt(1 - alpha)
+    spread = L - mu
+    inner = math.sqrt(spread**2 + 16 * L * mu * root / (1 + root) ** 2)
+    scale = tight_step(L, mu, alpha) / (L + mu) * ((1 - root) * spread + (1 + root) * inner)
+    return root + (1 + root) * spread * scale / 4
+
+
+def tight_lyapunov(gradient: Matrix, estimate: Matrix, alpha: float) -> float:
+    """(1 + √ε) ‖∇f‖² − 2 ⟨∇f, g⟩ + ‖g‖², up to a constant factor."""
+    root = math.sqrt(1 - alpha)
+    return float((1 + root) * gradient @ gradient - 2 * gradient @ estimate + estimate @ estimate)
+
+
+# ---------------------------------------------------------------------------------------------- theorems of each rule
+
+
+def theorems(case: Case[Any], source: str = PAPER) -> Iterator[Admissible]:
+    """Theorems 1 and 2 with the method's own recursion."""
+    known = case.smoothness
+    yield Admissible("nonconvex", ef21_nonconvex_step(known.overall, known.quadratic_mean, case.recursion), T1, source)
+    if known.mu is not None:
+        yield Admissible("PL", ef21_pl_step(known.overall, known.quadratic_mean, case.recursion, known.mu), T2, source)
+
+
+def _tight(case: Case[Any]) -> Iterator[Admissible]:
+    known = case.smoothness
+    if case.workers == 1 and known.strongly_convex and known.mu is not None:
+        formula, source = "2/(L+μ) · (1−√(1−α))/(1+√(1−α))", "Thomsen et al. 2025"
+        yield Admissible(
+            "one worker, strongly convex", tight_step(known.overall, known.mu, case.alpha), formula, source
+        )
+
+
+@steps_of(EF21)
+def _ef21(case: Case[EF21]) -> Iterator[Admissible]:
+    known = case.smoothness
+    yield from theorems(case)
+    arithmetic = ef21_w_step(known.overall, known.arithmetic_mean, case.recursion)
+    yield Admissible("nonconvex, mean of the Lᵢ", arithmetic, "1/(L + mean Lᵢ √(β/θ))", "Richtárik et al. 2024")
+    stochastic = ef21_sgd_step(known.overall, known.quadratic_mean, stochastic_markov(case.alpha))
+    yield Admissible("nonconvex, mini-batches", stochastic, "1/(L + L̃√(β̂₁/θ̂))", f"{BELLS}, derived")
+    yield from _tight(case)
+
+
+@steps_of(EF21Plus)
+def _ef21plus(case: Case[EF21Plus]) -> Iterator[Admissible]:
+    if not is_deterministic(case.rule.compressor):
+        raise ConfigError(
+            f"EF21+ has a theory for deterministic compressors only; {case.rule.compressor} "
+            f"{'draws' if case.rule.compressor.draws else 'does not say that it is one'}: use topk"
+        )
+    return theorems(case)
+
+
+@steps_of(EF21W)
+def _ef21w(case: Case[EF21W]) -> Iterator[Admissible]:
+    """With the rule's own weights, which need not be those of the Lᵢ."""
+    case.rule.admit_workers(case.workers)
+    known, weights = case.smoothness, np.array([case.rule.share(i, case.workers) for i in range(case.workers)])
+    step = ef21_w_step(known.overall, weighted_smoothness(known.workers, weights), case.recursion)
+    yield Admissible("nonconvex", step, "1/(L + √(Σ wᵢ (Lᵢ/nwᵢ)²) √(β/θ))", "Richtárik et al. 2024, derived")
+
+
+@steps_of(MemSGD)
+def _memsgd(case: Case[MemSGD]) -> Iterator[Admissible]:
+    """The EF21 paper tunes EF in multiples of EF21's step; a theorem it is for one worker alone, and another one."""
+    step = ef21_nonconvex_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion)
+    yield Admissible(NO_THEOREM, step, T1, PAPER)
+    yield from _tight(case)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
+from thinwire.feedback import EFBV
+from thinwire.theory.admissible import MEMORY, Admissible, Case, steps_of
+from thinwire.theory.contraction import bias_and_variance
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,11 @@ class EFBVConstants:
 def best_weight(eta: float, omega: float) -> float:
     """min{(1 − η)/((1 − η)² + ω), 1}."""
     return min((1 - eta) / ((1 - eta) ** 2 + omega), 1.0)
+
+
+@steps_of(EFBV)
+def _efbv(case: Case[EFBV]) -> Iterator[Admissible]:
+    eta, omega = bias_and_variance(case.rule.compressor, case.d)
+    constants = EFBVConstants(eta, omega, omega / case.draws, case.rule.lam, case.rule.nu)
+    step = constants.step(case.smoothness.overall, case.smoothness.quadratic_mean)
+    yield Admissible("nonconvex, PL", step, "1/(L + L̃√(r_av/r)/s*)", f"Condat et al. 2022, {MEMORY}")

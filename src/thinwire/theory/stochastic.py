@@ -1,14 +1,17 @@
-"""EF21 on mini-batches: EF21-SGD with its floor, and EF21-PAGE (Fatkhullin et al. 2021)."""
+"""EF21 on mini-batches: EF21-SGD with its floor, EF21-PAGE (both Fatkhullin et al. 2021) and EF21-SGDM."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
+from thinwire.feedback import EF21PAGE, EF21SGD2M, EF21SGDM
+from thinwire.theory.admissible import BELLS, MEMORY, Admissible, Case, ef21_recursion, recursion_of, steps_of
 from thinwire.theory.recursion import Recursion
 
 Vector = NDArray[np.float64]
@@ -77,3 +80,36 @@ def ef21_page_step(L: float, L_tilde: float, recursion: Recursion, p: float, var
         raise ConfigError(f"p, the probability of a full gradient, lies in (0, 1], got {p}")
     square = recursion.ratio**2
     return 1 / (L + math.sqrt(4 * square * L_tilde**2 + 2 * (3 * square + 1 / p) * variance))
+
+
+recursion_of(EF21PAGE)(ef21_recursion)
+
+
+@steps_of(EF21PAGE)
+def _page(case: Case[EF21PAGE]) -> Iterator[Admissible]:
+    """Batches are those for which the paper's p = τᵢ/(τᵢ + Nᵢ) is the rule's."""
+    p, known = case.rule.probability, case.smoothness
+    variance = page_variance(p, np.asarray(p * known.sizes / (1 - p), np.float64), known.samples) if p < 1 else 0.0
+    step = ef21_page_step(known.overall, known.quadratic_mean, case.recursion, p, variance)
+    yield Admissible("nonconvex, τᵢ = pNᵢ/(1−p)", step, "1/(L + √(4β/θ L̃² + 2(3β/θ + 1/p) ℒ))", BELLS)
+
+
+# ------------------------------------------------------------------------------------------------------------- momentum
+
+
+def ef21_sgdm_step(L: float, L_tilde: float, alpha: float, eta: float) -> float:
+    """γ ≤ min{α/(20 L̃), η/(7 L)}, η the weight of the new gradient   (Fatkhullin et al. 2023; recalled)."""
+    if not 0 < eta <= 1:
+        raise ConfigError(f"eta, the weight of the new gradient, lies in (0, 1], got {eta}")
+    return min(alpha / (20 * L_tilde), eta / (7 * L))
+
+
+@steps_of(EF21SGDM)
+def _sgdm(case: Case[EF21SGDM]) -> Iterator[Admissible]:
+    step = ef21_sgdm_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.alpha, case.rule.eta)
+    yield Admissible("nonconvex, mini-batches", step, "min{α/20L̃, η/7L}", f"Fatkhullin et al. 2023, {MEMORY}")
+
+
+@steps_of(EF21SGD2M)
+def _sgd2m(case: Case[EF21SGD2M]) -> Iterator[Admissible]:
+    return iter(())

@@ -7,9 +7,21 @@ in which L₊ with mean ‖∇fᵢ(x) − ∇fᵢ(y)‖² ≤ L₊² ‖x − y�
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
+from thinwire.compressors import Identity
 from thinwire.errors import ConfigError
+from thinwire.feedback import CLAG, MARINA, ThreePCv2, ThreePCv4, ThreePCv5
+from thinwire.theory.admissible import Admissible, Case, recursion_of, steps_of
+from thinwire.theory.contraction import contraction, variance
+from thinwire.theory.ef21 import theorems
 from thinwire.theory.recursion import Recursion, markov
+
+
+@steps_of(CLAG, ThreePCv2, ThreePCv4, ThreePCv5, MARINA)
+def _steps(case: Case[Any]) -> Iterator[Admissible]:
+    return theorems(case, "Richtárik et al. 2022")
 
 
 def lag(zeta: float) -> Recursion:
@@ -23,6 +35,12 @@ def clag(alpha: float, zeta: float) -> Recursion:
     return Recursion(own.theta, max(own.beta, zeta))
 
 
+@recursion_of(CLAG)
+def _clag(case: Case[CLAG]) -> Recursion:
+    whole = isinstance(case.rule.compressor, Identity)
+    return lag(case.rule.zeta) if whole else clag(case.alpha, case.rule.zeta)
+
+
 def three_point_v1(alpha: float) -> Recursion:
     """y + C(x − y), which sends y whole: A = 1, B = 1 − α."""
     return Recursion(1.0, 1 - alpha)
@@ -33,9 +51,19 @@ def three_point_v2(alpha: float, omega: float) -> Recursion:
     return Recursion(alpha, (1 - alpha) * omega)
 
 
+@recursion_of(ThreePCv2)
+def _v2(case: Case[ThreePCv2]) -> Recursion:
+    return three_point_v2(case.alpha, variance(case.rule.change, case.d))
+
+
 def three_point_v4(alpha_first: float, alpha_second: float) -> Recursion:
     """b + C₁(x − b) with b = h + C₂(x − h): EF21's with ᾱ = 1 − (1 − α₁)(1 − α₂)."""
     return markov(1 - (1 - alpha_first) * (1 - alpha_second))
+
+
+@recursion_of(ThreePCv4)
+def _v4(case: Case[ThreePCv4]) -> Recursion:
+    return three_point_v4(case.alpha, contraction(case.rule.second, case.d))
 
 
 def three_point_v5(alpha: float, p: float) -> Recursion:
@@ -43,6 +71,11 @@ def three_point_v5(alpha: float, p: float) -> Recursion:
     _check_probability(p)
     A = 1 - math.sqrt(1 - p)
     return Recursion(A, (1 - p) * (1 - alpha) / A)
+
+
+@recursion_of(ThreePCv5)
+def _v5(case: Case[ThreePCv5]) -> Recursion:
+    return three_point_v5(case.alpha, case.rule.probability)
 
 
 def marina(p: float, omega: float, workers: int) -> Recursion:
@@ -54,6 +87,11 @@ def marina(p: float, omega: float, workers: int) -> Recursion:
     """
     _check_probability(p)
     return Recursion(p, (1 - p) * omega / workers)
+
+
+@recursion_of(MARINA)
+def _marina(case: Case[MARINA]) -> Recursion:
+    return marina(case.rule.probability, variance(case.rule.compressor, case.d), case.draws)
 
 
 def marina_probability(omega: float) -> float:

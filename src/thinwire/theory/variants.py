@@ -1,0 +1,143 @@
+"""Step sizes of EF21's relatives: heavy ball, partial participation, both directions, normalised steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compressors import Identity
+from thinwire.errors import ConfigError
+from thinwire.feedback import EF21BC, EF21HB, EF21P, EF21PP, EControl, Plain
+from thinwire.theory.admissible import BELLS, MEMORY, Admissible, Case, ef21_recursion, recursion_of, steps_of
+from thinwire.theory.contraction import contraction
+from thinwire.theory.recursion import Recursion, markov
+
+Vector = NDArray[np.float64]
+
+recursion_of(EF21HB, EF21PP, EF21BC)(ef21_recursion)
+
+
+@steps_of(Plain)
+def _plain(case: Case[Plain]) -> Iterator[Admissible]:
+    if isinstance(case.rule.compressor, Identity):
+        yield Admissible("nonconvex", 1 / case.smoothness.overall, "1/L", "gradient descent")
+
+
+def ef21_hb_step(L: float, L_tilde: float, recursion: Recursion, eta: float) -> float:
+    """γ < [(1 + η) L / (2 (1 − η)²) + L̃/(1 − η) · √((2β/θ)(1 + 4η²/(1 − η)²))]⁻¹   (Fatkhullin et al. 2021; recalled).
+
+    η is the weight of the old direction: v ← ηv + g.
+    """
+    if not 0 <= eta < 1:
+        raise ConfigError(f"the heavy ball's eta lies in [0, 1), got {eta}")
+    rest = 1 - eta
+    compression = recursion.ratio * math.sqrt(2 * (1 + 4 * eta**2 / rest**2))
+    return 1 / ((1 + eta) * L / (2 * rest**2) + L_tilde / rest * compression)
+
+
+@steps_of(EF21HB)
+def _hb(case: Case[EF21HB]) -> Iterator[Admissible]:
+    step = ef21_hb_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion, case.rule.eta)
+    formula = "below 1/((1+η)L/2(1−η)² + L̃/(1−η) √(2β/θ (1+4η²/(1−η)²)))"
+    yield Admissible("nonconvex", step, formula, f"{BELLS}, {MEMORY}")
+
+
+def econtrol_eta(alpha: float) -> float:
+    """η = α/400, EControl's share of the accumulated error in theory   (Gao, Islamov and Stich 2024)."""
+    return alpha / 400
+
+
+@steps_of(EControl)
+def _econtrol(case: Case[EControl]) -> Iterator[Admissible]:
+    return iter(())
+
+
+# ------------------------------------------------------- partial participation: worker i sends with probability pᵢ
+
+
+def ef21_pp_rho(p: Vector, recursion: Recursion) -> float:
+    """Half of the largest ρ for which θ_p stays positive: pθ / (2(1 − p)) where all pᵢ are p; infinite at p = 1.
+
+    A fixed ρ, as in published code, makes θ_p negative once pθ is small.
+    """
+    _check_probabilities(p)
+    low, high = float(p.min()), float(p.max())
+    room = recursion.theta * high - (high - low)
+    if room <= 0:
+        raise ConfigError(
+            f"EF21-PP's theory needs p_max − p_min < θ p_max; here they are {high:g}, {low:g} and θ = "
+            f"{recursion.theta:.3g}: take probabilities closer to each other"
+        )
+    return math.inf if low == 1 else room / (2 * (1 - low))
+
+
+def ef21_pp_step(L: float, L_workers: Vector, recursion: Recursion, p: Vector, rho: float | None = None) -> float:
+    """γ ≤ 1 / (L + √(B/θ_p)) with, for a free ρ > 0,
+
+    B = (1/n) Σ [β pᵢ + (1 + 1/ρ)(1 − pᵢ)] Lᵢ²,   θ_p = ρ p_min + θ p_max − ρ − (p_max − p_min).
+    """
+    rho = ef21_pp_rho(p, recursion) if rho is None else rho
+    _check_probabilities(p)
+    low, high = float(p.min()), float(p.max())
+    theta = recursion.theta * high - (high - low) - (0.0 if low == 1 else rho * (1 - low))
+    if not (rho > 0 and theta > 0):
+        raise ConfigError(f"rho = {rho:g} makes theta_p = {theta:.3g}; both must be positive: leave rho out")
+    weights = recursion.beta * p + (1 + 1 / rho) * (1 - p)
+    return 1 / (L + math.sqrt(float((weights * np.square(L_workers)).mean()) / theta))
+
+
+def _check_probabilities(p: Vector) -> None:
+    if not (p.size and 0 < p.min() and p.max() <= 1):
+        raise ConfigError(f"participation probabilities lie in (0, 1], got {p}")
+
+
+@steps_of(EF21PP)
+def _pp(case: Case[EF21PP]) -> Iterator[Admissible]:
+    each = np.full(case.workers, float(case.rule.probability))
+    step = ef21_pp_step(case.smoothness.overall, case.smoothness.workers, case.recursion, each)
+    yield Admissible("nonconvex", step, "1/(L + √(B/θ_p)), ρ = pθ/2(1−p)", BELLS)
+
+
+# ------------------------------------------------------------------------------------------------------ both directions
+
+
+def ef21_bc_step(L: float, L_tilde: float, up: Recursion, down: Recursion) -> float:
+    """γ ≤ 1 / (L + L̃ √(16 β_M/θ_M + (2 β_w/θ_w)(1 + 8 β_M/θ_M)))   (Fatkhullin et al. 2021)."""
+    master, worker = down.ratio**2, up.ratio**2
+    return 1 / (L + L_tilde * math.sqrt(16 * master + 2 * worker * (1 + 8 * master)))
+
+
+@steps_of(EF21BC)
+def _bc(case: Case[EF21BC]) -> Iterator[Admissible]:
+    down = markov(contraction(case.rule.server, case.d))
+    step = ef21_bc_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion, down)
+    yield Admissible("nonconvex", step, "1/(L + L̃√(16 β_M/θ_M + 2β_w/θ_w (1 + 8 β_M/θ_M)))", BELLS)
+
+
+def ef21_p_step(L: float, alpha: float) -> float:
+    """γ ≤ α/(16 L) for one worker and strongly convex f   (Gruntkowska, Tyurin and Richtárik 2023; recalled)."""
+    return alpha / (16 * L)
+
+
+@steps_of(EF21P)
+def _p(case: Case[EF21P]) -> Iterator[Admissible]:
+    whole = getattr(case.rule.rule, "compressor", None) == Identity()
+    if whole and case.workers == 1 and case.smoothness.strongly_convex:
+        step = ef21_p_step(case.smoothness.overall, case.alpha)
+        yield Admissible("one worker, strongly convex", step, "α/16L", f"Gruntkowska et al. 2023, {MEMORY}")
+
+
+# --------------------------------------------------------------------------- steps that need no constant of the problem
+
+
+def normalised_step(scale: float, rounds: int) -> float:
+    """γ = γ₀/√(K + 1) for K rounds of x ← x − γ g/‖g‖, any γ₀ > 0   (Khirirat et al. 2024, ‖EF21‖)."""
+    return scale / math.sqrt(rounds + 1)
+
+
+def parameter_agnostic_eta(t: int, q: float) -> float:
+    """η_t = (2/(t + 2))^q: q = 1/2 for heavy ball, 4/7 for implicit transport, 2/3 for STORM   (PAEF 2025)."""
+    return float((2 / (t + 2)) ** q)
