@@ -49,6 +49,7 @@ def parse(text: str) -> Rule:
 def rule_from(value: object) -> Rule:
     """The rule that a user gives: a rule, a route, a bare compressor (as `plain(compressor)`), or the text of one.
 
+    >>> from thinwire import TopK
     >>> str(rule_from("EF21(TopK(0.01))")), str(rule_from(TopK(0.01)))
     ('ef21(topk(0.01))', 'plain(topk(0.01))')
     """
