@@ -17,19 +17,16 @@ from thinwire.ops import (
     block_lengths,
     block_norms,
     first_nonfinite,
-    large_indices,
-    natural_exponents,
     pack_bits,
     pack_codes,
     pack_positions,
-    qsgd_levels,
     randk_indices,
     unpack_bits,
     unpack_codes,
     unpack_positions,
 )
 from thinwire.ops import reference as definitions
-from thinwire.ops.reference import topk_indices
+from thinwire.ops.reference import large_indices, natural_exponents, qsgd_levels, topk_indices
 
 CPU = torch.device("cpu")
 few_values = st.lists(st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 5.0, 1e-40, -1e30]), max_size=30)

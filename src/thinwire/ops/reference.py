@@ -36,7 +36,7 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
 
 
 def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Positions of the counts[i] largest magnitudes of piece i, ascending, and the numbers that stand there."""
+    """Ascending positions of the counts[i] largest magnitudes of piece i (ties to the lower), and the numbers there."""
     parts = [topk_indices(view, k) + piece.offset for k, (piece, view) in zip(counts, layout.views(x), strict=True)]
     positions = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
     return positions, x[positions]
@@ -45,7 +45,7 @@ def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tens
 def memory_topk_(
     error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
-    """error <- ratio * error + value (a ratio for each piece); then its top-k, taken out: zero is left there."""
+    """error <- ratio * error + value (a ratio for each piece); then its top-k is taken out: zero is left there."""
     positions, values = topk(accumulate_(error, value, layout, ratios), layout, counts)
     error[positions] = 0
     return positions, values
@@ -75,7 +75,7 @@ def randk_indices(key: int, numel: int, k: int, device: torch.device) -> Tensor:
 
 
 def randk_positions(layout: Layout, counts: Sequence[int], keys: Tensor, device: torch.device) -> Tensor:
-    """Ascending positions of counts[i] entries of piece i, drawn by keys[i], one after the other."""
+    """Ascending positions of counts[i] entries of piece i, drawn by keys[i] as `randk_indices` does."""
     drawn = zip(layout.pieces, counts, keys.tolist(), strict=True)
     parts = [randk_indices(key, piece.numel, k, device) + piece.offset for piece, k, key in drawn]
     return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
@@ -136,7 +136,7 @@ def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor
 def variance_(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """r <- r + g; v <- v + q; where r^2 > alpha v both are taken out (zero is left), elsewhere v <- zeta v.
+    """VGC's step: r <- r + g; v <- v + q; both taken out where r^2 > alpha v (zero is left), elsewhere v <- zeta v.
 
     `total` is r, `squares` v; g is `value`, q `moment`; `alphas` has a number for each piece, in their type. Every
     product is rounded by itself, to that type. Returned are the ascending positions, and r and v that stood there.
@@ -159,10 +159,11 @@ def variance_strom_(
     zeta: float,
     tau: float,
 ) -> tuple[Tensor, Tensor]:
-    """r <- r + g; v <- v + q; where r^2 > alpha v and |r| > tau, s = sign(r) tau is taken out, elsewhere v <- zeta v.
+    """The hybrid's step: r <- r + g; v <- v + q; s = sign(r) tau taken out where r^2 > alpha v and |r| > tau.
 
-    Where s is taken out, v <- max(v - tau (2 |r| - tau), 0) by the old r, then r <- r - s. Every product is rounded by
-    itself, tau is taken in the type of r. Returned are the ascending positions, and s for each.
+    Where s is taken out, v <- max(v - tau (2 |r| - tau), 0) by the old r, then r <- r - s; elsewhere v <- zeta v.
+    Every product is rounded by itself, tau is taken in the type of r. Returned are the ascending positions, and s for
+    each.
     """
     step = torch.tensor(tau, dtype=total.dtype, device=total.device)
     clear = _unambiguous(total, squares, value, moment, layout, alphas)
@@ -198,8 +199,9 @@ def correlation_squares_(
     """out <- beta out + sum over z of c_z^2, where c_z is the weight gradient of sample z of a convolution.
 
     c_z[o, c, k] = sum over l of delta_z[o, l] image_z[c, stride l + dilation k], within groups: `image` is padded, and
-    as large as needed. beta is 0 (whatever `out` holds) or 1. The rows are torch's own convolutions here, and so follow
-    its setting for these whatever `product` says.
+    as large as needed. beta is 0 (whatever `out` holds) or 1. `product` says whose gradients they are, and so which of
+    torch's settings the precision of float32 products follows; the rows here are torch's own convolutions, which
+    always follow the setting for convolutions.
     """
     zeros = [0] * len(stride)
     for z in range(len(image)):
@@ -258,7 +260,7 @@ def qsgd_levels(x: Tensor, norms: Tensor, levels: int, key: int) -> Tensor:
 
 
 def level_codes(x: Tensor, norms: Tensor, layout: Layout, block: int, levels: int, keys: Sequence[int]) -> Tensor:
-    """Each entry's level and above it a sign bit, set for a negative entry of level > 0, in 1 + bits(levels) bits.
+    """QSGD's level of each entry and above it a sign bit (of a negative entry of level > 0), in 1 + bits(levels) bits.
 
     `norms` has a number for each block, `keys` for each piece: an entry draws by its place in the piece.
     """
@@ -407,9 +409,10 @@ def _whole_words(packed: Tensor) -> Tensor:
 def unpack_positions(
     low: Tensor, bitmap: Tensor, width: int, length: int, count: int, bound: int
 ) -> tuple[Tensor, int | Tensor, bool | Tensor]:
-    """`count` positions, the number of marks, and whether the positions ascend and stay below `bound`.
+    """`count` positions, the number of marks in the map, and whether the positions ascend and stay below `bound`.
 
-    Of each row where there are several. Whatever the code, what is returned as positions lies in 0..bound-1.
+    Unless both are right, the positions mean nothing, but still lie in 0..bound-1. Several codes of one shape can be
+    given at once, one in each row; all that is returned then has rows too.
     """
     if low.dim() > 1:
         found = [unpack_positions(*row, width, length, count, bound) for row in zip(low, bitmap, strict=True)]
@@ -425,13 +428,16 @@ def unpack_positions(
 
 
 def sums_of_gaps(positions: Tensor, width: int) -> Tensor:
-    """Each gap before a position, its quotient by 2^width replaced by the sum of the quotients so far."""
+    """Each gap before a position, its quotient by 2^width replaced by the sum of the quotients so far.
+
+    The high parts then ascend, as Elias-Fano wants them.
+    """
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
     return ((gaps >> width).cumsum(0) << width) | (gaps & ((1 << width) - 1))
 
 
 def positions_of_sums_(sums: Tensor, width: int) -> Tensor:
-    """The reverse of `sums_of_gaps`, in place."""
+    """The positions whose `sums_of_gaps` these are, in their place."""
     quotients = torch.diff(sums >> width, prepend=sums.new_zeros(1))
     gaps = (quotients << width) | (sums & ((1 << width) - 1))
     return sums.copy_((gaps + 1).cumsum(0) - 1)
@@ -459,14 +465,17 @@ def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) ->
 
 
 def row_products(pointers: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """A x for a CSR matrix A, each row added up from left to right."""
+    """A x for a CSR matrix A, each row added up from left to right; `values` has one for each entry or one for all."""
     products = values * x[columns.long()]
     out = torch.zeros(pointers.numel() - 1, dtype=x.dtype, device=x.device)
     return out.index_add_(0, _owners(pointers), products)
 
 
 def row_sums(pointers: Tensor, columns: Tensor, values: Tensor, weights: Tensor, offsets: Tensor, width: int) -> Tensor:
-    """The weighted rows of each group added up in their order, dense."""
+    """sum_j weights[j] A[j] over the rows offsets[i] <= j < offsets[i + 1] of a CSR matrix A, for every i, dense.
+
+    A has `width` columns; `values` has one for each entry or one for all. Rows are added up in their order.
+    """
     out = torch.zeros((offsets.numel() - 1) * width, dtype=weights.dtype, device=weights.device)
     first, last = int(offsets[0]), int(offsets[-1])
     part = slice(int(pointers[first]), int(pointers[last]))
@@ -490,7 +499,7 @@ def _owners(pointers: Tensor) -> Tensor:
 
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
-    """The place of the first piece that holds NaN or infinity, or -1.
+    """The place of the first piece that holds NaN or infinity, or -1, as a tensor without dimensions.
 
     Neither ever leaves a sum, so a finite sum clears every number. Summing 10 M float32 takes 1.7 ms on one core of an
     EPYC, looking at each 10.6 ms; an in-place add of as many takes 2.7 ms.
