@@ -6,6 +6,9 @@ from pathlib import Path
 # Before torch is imported, and inherited by every process a test starts: sums are only bitwise comparable between
 # processes that add in the same order, and several workers on two cores are faster with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Threads that wait give their core away. By default they spin, and where more of them wait than there are cores, each
+# of torch's short loops on two threads takes milliseconds: a test of 0.7 s took 21 s.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import pytest
 import torch
