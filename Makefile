@@ -15,16 +15,19 @@ PYTHON ?=
 PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint format bench docs clean distclean
+.PHONY: help demo test test-all lint format bench docs clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed-demo  ## train with 4 real workers under five methods; prints a table, writes a report page
 	$(BIN)/thinwire demo
 
-test: $(VENV)/.installed-dev  ## all tests
+test: $(VENV)/.installed-dev  ## the tests: about six minutes on two cores
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed-dev  ## the same, and every test's full product of circumstances
+	$(BIN)/python -m pytest --exhaustive $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy and the import contracts; changes nothing
 	$(BIN)/ruff check .

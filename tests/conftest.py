@@ -24,12 +24,20 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--regen-golden` writes the golden trajectories anew; the diff is then to be read."""
+    """`--regen-golden` writes the golden trajectories anew; the diff is then to be read. `--exhaustive` runs all."""
     parser.addoption("--regen-golden", action="store_true", help="rewrite tests/golden/trajectories/*.json")
+    parser.addoption("--exhaustive", action="store_true", help="run what is marked `exhaustive` too (make test-all)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without CUDA, and `libsvm` where there are no such files."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` on a machine without CUDA, and `libsvm` where there are no such files.
+
+    What is marked `exhaustive` repeats, in more circumstances, what other tests hold: it waits to be asked for.
+    """
+    if not config.getoption("exhaustive"):
+        waiting = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     lacking = {
         "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
         "libsvm": None if LIBSVM else "needs a9a and phishing as LIBSVM files: set THINWIRE_DATA",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -13,18 +12,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.forks import CONTEXT
 
 LIMIT = 500.0
 """Seconds after which ranks hang: below pytest's own limit, which would not say which; far below gloo's, 30 minutes."""
 
 
 def run_world(size: int, job: Callable[..., Any], *arguments: Any, folder: Path, limit: float = LIMIT) -> list[Any]:
-    """job(rank, size, *arguments) on each of `size` spawned processes; a failure shows the child's traceback."""
-    context = multiprocessing.get_context("spawn")
+    """job(rank, size, *arguments) on each of `size` new processes; a failure shows the child's traceback."""
     run = folder / uuid.uuid4().hex
     run.mkdir()
     children = [
-        context.Process(target=_child, args=(rank, size, str(run), job, arguments), daemon=True) for rank in range(size)
+        CONTEXT.Process(target=_child, args=(rank, size, str(run), job, arguments), daemon=True) for rank in range(size)
     ]
     for child in children:
         child.start()

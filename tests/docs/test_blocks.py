@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forks import run_script
 
 import thinwire
 
@@ -21,28 +22,30 @@ BLOCKS = [
 ]
 
 
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not re.search(r"\w*Warning: .*", done.stderr), done.stderr
-    return done.stdout
+def quiet(printed: str) -> bool:
+    return not re.search(r"\w*Warning: .*", printed)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_runs(block: str, tmp_path: Path) -> None:
-    """A block that joins a process group runs on two ranks through torch's launcher, another one by itself."""
+    """A block that joins a process group runs on two ranks, another one by itself."""
     script = tmp_path / "block.py"
     script.write_text(block)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run([sys.executable, *(launcher if "init_process_group(" in block else []), str(script)], tmp_path)
+    ended_well, printed = run_script(script, tmp_path, ranks=2 if "init_process_group(" in block else 1)
+    assert ended_well, printed
+    assert quiet(printed), printed
 
 
 @pytest.mark.dist
 def test_the_example_trains(tmp_path: Path) -> None:
+    """Through torch's own launcher."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    out = run([sys.executable, *launcher, str(ROOT / "examples" / "train_ddp.py")], tmp_path)
-    assert re.search(r"memsgd\(topk\(0.01\)\): test accuracy \d\d\.\d%", out)
+    command = [sys.executable, *launcher, str(ROOT / "examples" / "train_ddp.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert quiet(done.stderr), done.stderr
+    assert re.search(r"memsgd\(topk\(0.01\)\): test accuracy \d\d\.\d%", done.stdout)
 
 
 def test_the_readme_has_its_two_commands() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.forks import CONTEXT
 
 from thinwire.checkpoint import Rotating
 from thinwire.checkpoint.durable import Sink
@@ -182,8 +182,6 @@ class Trials:
 
     def __init__(self, saver: type[Safe] | type[Naive], folder: Path, seed: int) -> None:
         self._saver, self._folder, self._random = saver, folder, Random(seed)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "tests.faults.kills"])
         self._promised = 0  # the last step that a save has returned for on any rank
         self._newest = 0  # the step of the newest set with a manifest when the ranks were started
         self.tally = Tally()
@@ -223,10 +221,10 @@ class Trials:
         self._newest = newest_sealed(self._places())  # looked at now: soon the ranks save again
         ranks = []
         for rank in range(RANKS):
-            here, there = self._context.Pipe(duplex=False)
+            here, there = CONTEXT.Pipe(duplex=False)
             mine = call if rank == dying else 0
             arguments = (self._saver, self._places(), store, rank, mine, there)
-            process = self._context.Process(target=rank_main, args=arguments, daemon=True)
+            process = CONTEXT.Process(target=rank_main, args=arguments, daemon=True)
             process.start()
             there.close()
             ranks.append(Rank(process, here))

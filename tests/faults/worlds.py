@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -17,8 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.faults import namespaces
-
-PRELOAD = ["torch", "thinwire", "tests.faults.worlds", "tests.faults.warm"]
+from tests.forks import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,14 @@ class World:
     """Some ranks; `timeout` is that of their collectives, in seconds."""
 
     def __init__(self, size: int, folder: Path, timeout: float = 60.0, net: namespaces.Network | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         self.size = size
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []
         store = str(folder / uuid.uuid4().hex)
         for rank in range(size):
-            here, there = context.Pipe()
+            here, there = CONTEXT.Pipe()
             arguments = (rank, size, store, timeout, net.of(rank) if net else "", there)
-            process = context.Process(target=_rank, args=arguments, daemon=True)
+            process = CONTEXT.Process(target=_rank, args=arguments, daemon=True)
             process.start()
             there.close()
             self.processes.append(process)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from thinwire import Layout, ops
@@ -42,6 +45,40 @@ NONFINITE = ("nan", "all nan", "inf", "all inf", "nan and inf")
 """Selections are defined on these too: NaN is the largest magnitude, and all NaN are equal. Kernels compare the
 bits of |x|: in float32 a CPU's arithmetic makes one NaN (7fc00000), a GPU's another (7fffffff), never both in a step.
 """
+
+
+def circumstances(shapes: Iterable[str] = LAYOUTS) -> list[ParameterSet]:
+    """Every back-end, shape and number of threads, as `name`, `device`, `shape`, `threads`.
+
+    Two threads share the work on a large shape alone: on the others both numbers run the same code. The reference is
+    compared with itself to see that it is called: on one shape. What that leaves out is for the exhaustive suite.
+    """
+    return [
+        pytest.param(
+            *backend.values,
+            shape,
+            threads,
+            id=f"{backend.id}-{shape}-{threads}",
+            marks=[*backend.marks, *([] if _tells(backend.id, shape, threads) else [pytest.mark.exhaustive])],
+        )
+        for backend in BACKENDS
+        for shape in shapes
+        for threads in (1, 2)
+    ]
+
+
+def _tells(backend: str | None, shape: str, threads: int) -> bool:
+    return (shape == "large" or threads == 1) and (backend != "reference" or shape == "odd")
+
+
+@contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    """Inside, torch and the kernels use so many threads."""
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 def layout_of(shape: str) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.backends import BACKENDS
+from tests.kernels.backends import BACKENDS, on_threads
 
 from thinwire import ops
 from thinwire.ops import reference
@@ -22,10 +22,6 @@ def test_every_back_end_adds_in_order(name: str, device: str, numel: int, dtype:
     entries = [torch.randn(count, generator=generator, dtype=dtype) for count in counts]
     expected = reference.add_each_at_(out.clone(), places, entries, 1.0)
     given = (out.to(device), [p.to(device) for p in places], [e.to(device) for e in entries], 1.0)
-    torch.set_num_threads(threads)
-    try:
-        with ops.backend(name):
-            found = ops.add_each_at_(*given)
-    finally:
-        torch.set_num_threads(1)
+    with on_threads(threads), ops.backend(name):
+        found = ops.add_each_at_(*given)
     assert torch.equal(found.cpu(), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, layout_of, pair
+from tests.kernels.backends import BACKENDS, KINDS, circumstances, layout_of, on_threads, pair
 from torch import Tensor
 
 from thinwire import Layout, ops
@@ -42,20 +42,15 @@ def some_of(layout: Layout, share: float) -> Tensor:
     return (torch.rand(layout.numel, generator=generator) < share).nonzero().squeeze(1)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", LAYOUTS)
-@pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_is_the_reference(name: str, device: str, shape: str, dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize(("name", "device", "shape", "threads"), circumstances())
+def test_every_back_end_is_the_reference(name: str, device: str, shape: str, threads: int, dtype: torch.dtype) -> None:
     layout = layout_of(shape)
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for kind in KINDS:
             x, _ = pair(kind, layout.numel, dtype)
             for positions in (some_of(layout, 0.3), some_of(layout, 1.0), some_of(layout, 0.0)):
                 check(x[positions], positions, layout, name, device)
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)

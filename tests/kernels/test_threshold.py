@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, NONFINITE, check, layout_of, pair, ratios_of
+from tests.kernels.backends import (
+    BACKENDS,
+    KINDS,
+    NONFINITE,
+    check,
+    circumstances,
+    layout_of,
+    on_threads,
+    pair,
+    ratios_of,
+)
+
+from thinwire import Layout
 
 TAUS = (1e-50, 1e-39, 1e-3, 0.7, 1.75, 2.0, 1e9)
 """All but nothing (zero in float32), a denormal of float32, nearly everything, a number that float32 rounds down, the
 very number of "equal" (sum), of "ties", and nearly nothing."""
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("family", ["threshold", "strom"])
-@pytest.mark.parametrize("shape", LAYOUTS)
-@pytest.mark.parametrize(("name", "device"), BACKENDS)
+DTYPES = (torch.float32, torch.float64)
+each_family = pytest.mark.parametrize("family", ["threshold", "strom"])
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def some_taus(kind: str, dtype: torch.dtype, threads: int) -> tuple[float, float]:
+    """Two of the seven, other ones for another dtype or number of threads, so that a kind meets all of them."""
+    first = (KINDS + NONFINITE).index(kind) + 2 * DTYPES.index(dtype) + 4 * (threads - 1)
+    return TAUS[first % len(TAUS)], TAUS[(first + 1) % len(TAUS)]
+
+
+def compare(family: str, kind: str, taus: Iterable[float], layout: Layout, dtype: torch.dtype, *where: str) -> None:
+    x, y = pair(kind, layout.numel, dtype)
+    for tau in taus:
+        check(family, x, (), (tau,), *where)
+        check(f"memory_{family}_", x, (y,), (layout, tau, ratios_of(layout)), *where)
+        check(f"memory_{family}_", x, (y,), (layout, tau, None), *where)
+        check(f"difference_{family}_", x, (y,), (tau,), *where)
+
+
+@each_dtype
+@each_family
+@pytest.mark.parametrize(("name", "device", "shape", "threads"), circumstances())
 def test_every_back_end_is_the_reference(
-    name: str, device: str, shape: str, family: str, dtype: torch.dtype, threads: int
+    name: str, device: str, shape: str, threads: int, family: str, dtype: torch.dtype
 ) -> None:
-    layout = layout_of(shape)
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for kind in KINDS + NONFINITE:
-            x, y = pair(kind, layout.numel, dtype)
-            for tau in TAUS:
-                check(family, x, (), (tau,), name, device)
-                check(f"memory_{family}_", x, (y,), (layout, tau, ratios_of(layout)), name, device)
-                check(f"memory_{family}_", x, (y,), (layout, tau, None), name, device)
-                check(f"difference_{family}_", x, (y,), (tau,), name, device)
-    finally:
-        torch.set_num_threads(1)
+            taus = TAUS if shape != "large" else some_taus(kind, dtype, threads)
+            compare(family, kind, taus, layout_of(shape), dtype, name, device)
 
 
-@pytest.mark.parametrize("family", ["threshold", "strom"])
+def test_every_kind_meets_every_tau_on_many_numbers() -> None:
+    for kind in KINDS + NONFINITE:
+        assert {tau for dtype in DTYPES for threads in (1, 2) for tau in some_taus(kind, dtype, threads)} == set(TAUS)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("threads", [1, 2])
+@each_dtype
+@each_family
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_every_tau_on_many_numbers(name: str, device: str, family: str, dtype: torch.dtype, threads: int) -> None:
+    with on_threads(threads):
+        for kind in KINDS + NONFINITE:
+            compare(family, kind, TAUS, layout_of("large"), dtype, name, device)
+
+
+@each_family
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_a_threshold_beyond_float32_finds_nothing(name: str, device: str, family: str) -> None:
     x = torch.tensor([3e38, -3e38])

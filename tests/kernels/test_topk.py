@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, NONFINITE, check, layout_of, pair, ratios_of
+from tests.kernels.backends import (
+    BACKENDS,
+    KINDS,
+    NONFINITE,
+    check,
+    circumstances,
+    layout_of,
+    on_threads,
+    pair,
+    ratios_of,
+)
 
 from thinwire import Layout, ops
 from thinwire.compressors.density import kept
@@ -12,25 +22,20 @@ from thinwire.errors import BackendError
 from thinwire.ops import reference
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("ratio", [0.001, 0.1, 1.0])
-@pytest.mark.parametrize("shape", LAYOUTS)
-@pytest.mark.parametrize(("name", "device"), BACKENDS)
+@pytest.mark.parametrize(("name", "device", "shape", "threads"), circumstances())
 def test_every_back_end_is_the_reference(
-    name: str, device: str, shape: str, ratio: float, dtype: torch.dtype, threads: int
+    name: str, device: str, shape: str, threads: int, ratio: float, dtype: torch.dtype
 ) -> None:
     layout = layout_of(shape)
     counts = [kept(piece.numel, ratio, None) for piece in layout.pieces]
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for kind in KINDS + NONFINITE:
             x, y = pair(kind, layout.numel, dtype)
             check("topk", x, (), (layout, counts), name, device)
             check("memory_topk_", x, (y,), (layout, counts, ratios_of(layout)), name, device)
             check("difference_topk_", x, (y,), (layout, counts), name, device)
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)

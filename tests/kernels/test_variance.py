@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.backends import BACKENDS, KINDS, LAYOUTS, NONFINITE, assert_same, layout_of, pair
+from tests.kernels.backends import BACKENDS, KINDS, NONFINITE, assert_same, circumstances, layout_of, on_threads, pair
 from torch import Tensor
 
 from thinwire import Layout, ops
@@ -45,22 +45,16 @@ def check(
     for tau in taus:
         op, more = ("variance_", (0.999,)) if tau is None else ("variance_strom_", (0.999, tau))
         mine, its = [x.clone().to(device) for x in state], [x.clone() for x in state]
-        torch.set_num_threads(threads)
-        try:
-            with ops.backend(name):
-                found = getattr(ops, op)(*mine, layout, alphas.to(device), *more)
-        finally:
-            torch.set_num_threads(1)
+        with on_threads(threads), ops.backend(name):
+            found = getattr(ops, op)(*mine, layout, alphas.to(device), *more)
         expected = getattr(reference, op)(*its, layout, alphas, *more)
         for a, b in zip((*found, *mine), (*expected, *its), strict=True):
             assert_same(a.cpu(), b)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", LAYOUTS)
-@pytest.mark.parametrize(("name", "device"), BACKENDS)
-def test_every_back_end_is_the_reference(name: str, device: str, shape: str, dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize(("name", "device", "shape", "threads"), circumstances())
+def test_every_back_end_is_the_reference(name: str, device: str, shape: str, threads: int, dtype: torch.dtype) -> None:
     layout = layout_of(shape)
     alphas = alphas_of(layout, dtype)
     taus = TAUS if layout.numel < 10_000 else (0.7, 1.75)
