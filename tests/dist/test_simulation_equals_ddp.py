@@ -15,16 +15,11 @@ pytestmark = pytest.mark.dist
 
 RULES = ("plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "econtrol")
 COMPRESSORS = ("topk(0.1)", "randk(0.1)", "randk(0.1, shared=True)", "sign()", "contractive(qsgd(4, 64))")
-MATRIX = [
-    Run(f"{rule}({compressor})", accumulate=accumulate)
-    for rule in RULES
-    for compressor in COMPRESSORS
-    for accumulate in (1, 2)
-] + [
-    Run(rule, accumulate=accumulate)
-    for rule in ("vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full)", "hybrid(0.01)")
-    for accumulate in (1, 3)
-]
+CRITERIA = ("vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full)", "hybrid(0.01)")
+MATRIX = {
+    **{rule: [f"{rule}({compressor})" for compressor in COMPRESSORS] for rule in RULES},
+    "criteria": [*CRITERIA],
+}
 
 
 class Branching(nn.Module):
@@ -127,18 +122,33 @@ def train_all(rank: int, size: int, runs: Sequence[Run]) -> list[Parameters]:
     return [train_ddp(rank, run)[0] for run in runs]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_rule_and_compressor(size: int, tmp_path: Path) -> None:
-    """Over 20 steps, across DDP's rebuilding of its buckets, with and without accumulation."""
-    expected = [train_simulated(run, size) for run in MATRIX]  # first: what it compiles, the ranks find on disk
-    by_rank = run_world(size, train_all, MATRIX, folder=tmp_path)
+def compare(runs: Sequence[Run], size: int, folder: Path) -> None:
+    """All runs by `size` processes and simulated."""
+    expected = [train_simulated(run, size) for run in runs]  # first: what it compiles, the ranks find on disk
+    by_rank = run_world(size, train_all, runs, folder=folder)
     wrong = [
         f"{run.rule} accumulate={run.accumulate} rank {rank}: {name}"
-        for place, run in enumerate(MATRIX)
+        for place, run in enumerate(runs)
         for rank in range(size)
         for name in differences(expected[place], by_rank[rank][place])
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rule", MATRIX)
+def test_every_rule_and_compressor(rule: str, size: int, tmp_path: Path) -> None:
+    """Over 20 steps, across DDP's rebuilding of its buckets; one in two accumulates, the others in the other world."""
+    several = 3 if rule == "criteria" else 2
+    runs = [Run(name, accumulate=(1, several)[(place + size) % 2]) for place, name in enumerate(MATRIX[rule])]
+    compare(runs, size, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rule", MATRIX)
+def test_every_rule_and_compressor_with_and_without_accumulation(rule: str, size: int, tmp_path: Path) -> None:
+    compare([Run(name, accumulate=accumulate) for name in MATRIX[rule] for accumulate in (1, 2, 3)], size, tmp_path)
 
 
 FAMILY = (
@@ -164,33 +174,14 @@ def test_the_ef21_family(size: int, tmp_path: Path) -> None:
     """Those whose messages are increments, silent ones and sums among them, on several small buckets."""
     weights = tuple(1.0 + rank for rank in range(size))
     runs = [Run(rule, steps=12) for rule in (*FAMILY, f"ef21w(sign(), smoothness={weights})")]
-    by_rank = run_world(size, train_all, runs, folder=tmp_path)
-    wrong = [
-        f"{run.rule} rank {rank}: {name}"
-        for place, run in enumerate(runs)
-        for simulated in [train_simulated(run, size)]
-        for rank in range(size)
-        for name in differences(simulated, by_rank[rank][place])
-    ]
-    assert not wrong
-
-
-@pytest.fixture(scope="module")
-def circumstances(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Parameters]]:
-    """Every circumstance trained by two real processes, in one go."""
-    by_rank = run_world(2, train_all, list(CIRCUMSTANCES.values()), folder=tmp_path_factory.mktemp("world"))
-    return {name: [done[place] for done in by_rank] for place, name in enumerate(CIRCUMSTANCES)}
+    compare(runs, size, tmp_path)
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_every_circumstance(name: str, circumstances: dict[str, list[Parameters]]) -> None:
-    simulated = train_simulated(CIRCUMSTANCES[name], 2)
-    for trained in circumstances[name]:
-        assert not list(differences(simulated, trained))
+def test_every_circumstance(name: str, tmp_path: Path) -> None:
+    compare([CIRCUMSTANCES[name]], 2, tmp_path)
 
 
 def test_a_world_of_one(tmp_path: Path) -> None:
-    runs = [Run("memsgd(topk(0.1))"), Run("ef21plus(topk(0.1))"), Run("memsgd(strom(0.02))"), Run("vgc(1.0)")]
-    (done,) = run_world(1, train_all, runs, folder=tmp_path)
-    for run, trained in zip(runs, done, strict=True):
-        assert not list(differences(train_simulated(run, 1), trained))
+    rules = ("memsgd(topk(0.1))", "ef21plus(topk(0.1))", "memsgd(strom(0.02))", "vgc(1.0)")
+    compare([Run(rule) for rule in rules], 1, tmp_path)
