@@ -39,10 +39,10 @@ format: $(VENV)/.installed-dev  ## let ruff fix and format what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-bench  ## every script in benchmarks/, one after the other
-	@shopt -s nullglob; scripts=(benchmarks/bench_*.py); \
-	if [ $${#scripts[@]} -eq 0 ]; then echo "There are no benchmarks yet (no benchmarks/bench_*.py): nothing was measured."; fi; \
-	for script in "$${scripts[@]}"; do echo "== $$script"; $(BIN)/python "$$script"; done
+BENCHMARKS := kernels ops wire step bytes memory moments simulate crowd lockfree
+
+bench: $(VENV)/.installed-bench  ## every benchmark, one after the other; make bench BENCHMARKS="ops step" runs some
+	@for name in $(BENCHMARKS); do echo "== thinwire bench $$name"; $(BIN)/thinwire bench $$name; done
 
 docs: $(VENV)/.installed-docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet

@@ -13,12 +13,11 @@ from rich.console import Console
 from thinwire import Key, TopK
 from thinwire.bench import kernels as module
 from thinwire.bench import timing
+from thinwire.bench.calls import ADD, bench_calls, call_table
+from thinwire.bench.contests import MESSAGES, OPERATIONS, UNPACKING, read_in_turn, read_together
 from thinwire.bench.inputs import ADVERSARIAL, DISTRIBUTIONS, draw, draw_inputs, many_pieces, one_piece
-from thinwire.bench.kernels import KernelRow, bench_kernels
-from thinwire.bench.messages import MESSAGES, read_in_turn, read_together
-from thinwire.bench.operations import OPERATIONS, UNPACKING
+from thinwire.bench.kernels import KernelRow, bench_kernels, floor_line, kernel_table
 from thinwire.bench.timing import Timing, side_by_side, wall_clock
-from thinwire.cli.kernel_table import floor_line, kernel_table
 from thinwire.cli.main import main
 
 CPU = torch.device("cpu")
@@ -180,3 +179,10 @@ def test_a_mistake_is_explained(words: list[str], problem: str, capsys: pytest.C
 def test_a_machine_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernels", "--device", "cuda"]) == 2
     assert "no GPU" in capsys.readouterr().err
+
+
+def test_calls_on_few_numbers_have_a_row_each() -> None:
+    rows = list(bench_calls(50, list(OPERATIONS), 1))
+    assert [row.op for row in rows] == [ADD, *OPERATIONS]
+    assert all(row.ours.median > 0 and row.torch.median > 0 for row in rows)
+    assert call_table(rows).row_count == len(rows)

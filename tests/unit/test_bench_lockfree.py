@@ -10,11 +10,26 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from thinwire.bench.linear_data import DENSE_D, ENTRIES, SHAPES, SPARSE_D, made_up
-from thinwire.bench.lockfree import APART, METHODS, SGD, SKLEARN, SpeedRow, sklearn_epochs
-from thinwire.bench.reach import FACTORS, ReachRow, ending, sklearn_loss
+from thinwire.bench.lockfree import (
+    APART,
+    DENSE_D,
+    ENTRIES,
+    FACTORS,
+    METHODS,
+    SGD,
+    SHAPES,
+    SKLEARN,
+    SPARSE_D,
+    ReachRow,
+    SpeedRow,
+    ending,
+    made_up,
+    reach_table,
+    sklearn_epochs,
+    sklearn_loss,
+    speed_table,
+)
 from thinwire.bench.timing import Timing
-from thinwire.cli.lockfree_table import reach_table, speed_table
 from thinwire.cli.main import main
 
 

@@ -7,11 +7,21 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from thinwire.bench import codes as module
-from thinwire.bench.codes import OURS, Absent, Code, codes, nbytes
+from thinwire.bench import wire as module
 from thinwire.bench.timing import Timing
-from thinwire.bench.wire import CodeResult, WireRow, bench_wire, better_than_ours
-from thinwire.cli.wire_tables import size_table, time_table
+from thinwire.bench.wire import (
+    OURS,
+    Absent,
+    CodeResult,
+    PositionCode,
+    WireRow,
+    bench_wire,
+    better_than_ours,
+    codes,
+    nbytes,
+    size_table,
+    time_table,
+)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.1, 0.01])
@@ -19,7 +29,7 @@ def test_every_code_gives_the_positions_back(share: float) -> None:
     numel = 50_000
     positions = np.flatnonzero(np.random.default_rng(0).random(numel) < share)
     for code in codes(positions, numel):
-        if isinstance(code, Code):
+        if isinstance(code, PositionCode):
             packed = code.encode()
             assert np.array_equal(code.decode(packed), positions), code.name
             assert 0 < nbytes(packed) <= 8 * positions.size

@@ -33,6 +33,8 @@ SETTINGS = {"--batch", "--lr", "--optimizer", "--schedule", "--data", "--evaluat
 BENCH = {"--numel", "--densities", "--repeats", "--threads", "--json"}
 COMMANDS = {
     "bench": set(),
+    "bench bytes": {"--workers", "--json"},
+    "bench crowd": {"--dataset", "--data", "--workers", "--methods", "--rounds", "--json"},
     "bench kernels": BENCH | {"--op", "--device"},
     "bench lockfree": {
         "--dataset",
@@ -46,6 +48,9 @@ COMMANDS = {
         "--data",
         "--json",
     },
+    "bench memory": {"--parameters", "--rules", "--json"},
+    "bench moments": {"--small", "--only", "--device", "--repeats", "--json"},
+    "bench ops": {"--numel", "--op", "--repeats", "--threads", "--json"},
     "bench simulate": {
         "--dataset",
         "--data",
@@ -57,6 +62,7 @@ COMMANDS = {
         "--page",
         "--force",
     },
+    "bench step": {"--rounds", "--json"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
     "train": TRAINING | SETTINGS | {"--method", "--seed"},

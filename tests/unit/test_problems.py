@@ -74,7 +74,7 @@ def test_the_split_is_fixed_and_complete() -> None:
 def test_an_unknown_task_and_data_for_a_task_without_file_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown task 'digit'; the tasks are cifar10, digits, logistic, text"):
         load_task("digit")
-    with pytest.raises(ConfigError, match="these read some: 'cifar10' .* and 'logistic'"):
+    with pytest.raises(ConfigError, match=r"these read some: 'cifar10' .* and 'logistic'"):
         load_task("digits", "rows.txt")
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import Tensor
 
-from thinwire.bench.contest import Contest, Run
+from thinwire.bench.contests import OPERATIONS, Call, Contest, Vector
 from thinwire.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
-from thinwire.bench.operations import OPERATIONS, Case
+from thinwire.bench.rows import grid, show_ms, show_times
 from thinwire.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
+from thinwire.training.formatting import NOTHING
 
 BYTES_COPIED = 8
 """A number is read and written."""
@@ -79,21 +81,21 @@ def bench_kernels(
     """Every case of the named operations, one after the other."""
     measure = _OnGpu(numel, repeats) if device == "cuda" else _OnCpu(repeats)
     for name in operations:
-        for case in OPERATIONS[name].cases(densities):
-            yield _row(name, case, numel, densities, measure)
+        for vector in OPERATIONS[name].vectors(densities):
+            yield _row(name, vector, numel, densities, measure)
 
 
-def _row(name: str, case: Case, numel: int, densities: Sequence[float], measure: _OnCpu | _OnGpu) -> KernelRow:
-    layout = many_pieces(numel) if case.many else one_piece(numel)
-    given = draw_inputs(case.distribution, layout, case.density or densities[0], measure.device)
+def _row(name: str, vector: Vector, numel: int, densities: Sequence[float], measure: _OnCpu | _OnGpu) -> KernelRow:
+    layout = many_pieces(numel) if vector.many else one_piece(numel)
+    given = draw_inputs(vector.distribution, layout, vector.density or densities[0], measure.device)
     timed = measure(OPERATIONS[name].contest(given), given)
     return KernelRow(
         name,
         measure.device.type,
         layout.numel,
         len(layout.pieces),
-        case.distribution,
-        case.density,
+        vector.distribution,
+        vector.density,
         timed["ours"],
         timed["torch"],
         timed.get("numpy"),
@@ -151,7 +153,7 @@ def _contenders(contest: Contest, work: Tensor, given: Inputs) -> dict[str, Call
     }
 
 
-def _in_a_stream(run: Run, first: Tensor, repeats: int) -> Timing:
+def _in_a_stream(run: Call, first: Tensor, repeats: int) -> Timing:
     """The average of 20 calls back to back, each on a fresh copy of the same vector."""
     copies = [first.clone() for _ in range(CALLS)]
 
@@ -163,11 +165,10 @@ def _in_a_stream(run: Run, first: Tensor, repeats: int) -> Timing:
         for copy in copies:
             run(copy)
 
-    whole = side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"]
-    return Timing(whole.median / CALLS, whole.least / CALLS, whole.most / CALLS)
+    return side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"].scaled(1 / CALLS)
 
 
-def _busy(run: Run, work: Tensor, first: Tensor) -> float:
+def _busy(run: Call, work: Tensor, first: Tensor) -> float:
     return busy_ms(partial(run, work.copy_(first)))
 
 
@@ -176,3 +177,47 @@ def _copy_speed(numel: int, device: torch.device, repeats: int) -> float:
     source = torch.zeros(numel, device=device)
     taken = _in_a_stream(lambda target: target.copy_(source), source, repeats)
     return BYTES_COPIED * numel / taken.median / 1e6
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def kernel_table(rows: Sequence[KernelRow]) -> Table:
+    """Milliseconds of ours, and ratios to the floor and to others; columns that no row fills are left out."""
+    cells = [_cells(row) for row in rows]
+    filled = [name for name in cells[0] if any(row[name] != NOTHING for row in cells)]
+    table = grid(filled, ([row[name] for name in filled] for row in cells))
+    table.collapse_padding = True
+    return table
+
+
+def _cells(row: KernelRow) -> dict[str, str]:
+    plain = row.plain()
+    return {
+        "\nop": row.op,
+        "\npieces": str(row.pieces),
+        "\nnumbers": row.distribution,
+        "\nkept": NOTHING if row.density is None else f"{row.density:g}",
+        "ours\nms": show_ms(row.ours.median),
+        "least - most\nms": f"{show_ms(row.ours.least)} - {show_ms(row.ours.most)}",
+        "stream\nms": show_ms(plain["stream_ms"]),
+        "busy\nms": show_ms(plain["busy_ms"]),
+        "floor\nms": show_ms(row.floor_ms),
+        "x\nfloor": show_times(plain["over_floor"]),
+        "stream\nx floor": show_times(plain["stream_over_floor"]),
+        "busy\nx floor": show_times(plain["busy_over_floor"]),
+        "torch\n/ ours": show_times(plain["torch_over_ours"]),
+        "numpy\n/ ours": show_times(plain["numpy_over_ours"]),
+    }
+
+
+def floor_line(rows: Sequence[KernelRow]) -> str:
+    """The floor, and how it was found."""
+    first = rows[0]
+    added = f"in-place add {show_ms(first.add.median)} ms"
+    if first.copy_gb_s is None:
+        return f"floor: {added}, measured anew in each row"
+    return (
+        f"floor: {BYTES_ADDED} bytes a number at {first.copy_gb_s:,.0f} GB/s, the speed of a copy within the GPU: "
+        f"{show_ms(first.floor_ms)} ms; {added}"
+    )

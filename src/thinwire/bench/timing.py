@@ -28,6 +28,10 @@ class Timing:
     def of(times: Sequence[float]) -> Timing:
         return Timing(statistics.median(times), min(times), max(times))
 
+    def scaled(self, factor: float) -> Timing:
+        """In another unit, or a part of it."""
+        return Timing(factor * self.median, factor * self.least, factor * self.most)
+
 
 def wall_clock(run: Callable[[], object]) -> float:
     """Milliseconds by the clock of the machine."""
@@ -71,11 +75,25 @@ def side_by_side(
 
     Who has been measured for five seconds sits out the rounds that are left.
     """
+    return {name: Timing.of(times) for name, times in in_turns(contenders, setup, repeats, clock).items()}
+
+
+def in_turns(
+    contenders: Mapping[str, Callable[[], object]],
+    setup: Callable[[], object],
+    repeats: int,
+    clock: Clock = wall_clock,
+    *,
+    warm_up: int = 1,
+    enough: float | None = None,
+) -> dict[str, list[float]]:
+    """The same, with every time: after so many rounds that are not measured, until a contender has had `enough` ms."""
+    limit = ENOUGH_MS if enough is None else enough
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
+    for turn in range(warm_up + repeats):
         for name, run in contenders.items():
-            if sum(times[name]) < ENOUGH_MS:
+            if sum(times[name]) < limit:
                 setup()
                 taken = clock(run)
-                times[name] += [taken] if turn else []
-    return {name: Timing.of(t) for name, t in times.items()}
+                times[name] += [taken] if turn >= warm_up else []
+    return times

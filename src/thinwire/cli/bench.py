@@ -1,50 +1,69 @@
-"""`thinwire bench`: the speed of kernels and simulation, and the size of the wire format, beside peers."""
+"""`thinwire bench`: kernels, wire format, DDP steps, simulation and threads of this machine, measured beside peers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, TypeVar
 
 import torch
 import typer
+from rich.progress import track
 
-from thinwire.bench.kernels import bench_kernels
-from thinwire.bench.operations import OPERATIONS
-from thinwire.bench.simulation import bench_simulation
-from thinwire.bench.wire import bench_wire, better_than_ours
-from thinwire.cli.bench_lockfree import lockfree
+from thinwire.bench.calls import bench_calls, call_table
+from thinwire.bench.contests import OPERATIONS
+from thinwire.bench.kernels import bench_kernels, floor_line, kernel_table
+from thinwire.bench.memory import RULES, bench_memory, memory_table
+from thinwire.bench.moments import bench_moments, moments_table
+from thinwire.bench.rows import Measured, machine
+from thinwire.bench.simulation import (
+    CROWD_METHODS,
+    bench_crowd,
+    bench_simulation,
+    crowd_table,
+    growth_page,
+    simulation_table,
+)
+from thinwire.bench.step_time import BATCH, bench_step, part_table, step_table
+from thinwire.bench.traffic import STEPS, bench_traffic, traffic_table
+from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
 from thinwire.cli.console import console, say
-from thinwire.cli.kernel_table import floor_line, kernel_table, machine
-from thinwire.cli.measured import Json, Repeats, measured
-from thinwire.cli.options import Force, Page, decimals, integers
+from thinwire.cli.options import DATA, THREADS, Force, Page, at_least_one, check_command, decimals, integers
 from thinwire.cli.outputs import check_page
-from thinwire.cli.packages import DATA, check_command
-from thinwire.cli.simulation_table import growth_page, simulation_table
-from thinwire.cli.wire_tables import message_table, size_table, time_table
 from thinwire.errors import ConfigError
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
 
-bench = typer.Typer(no_args_is_help=True, help="Measure kernels, wire format, simulation and threads on this machine.")
-bench.command("lockfree")(lockfree)
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure kernels, wire format, DDP steps, simulation and threads on this machine, beside peers.",
+)
 
+DEFAULT_NUMEL = {"cpu": 25_000_000, "cuda": 100_000_000}
+Repeats = Annotated[int, typer.Option("--repeats", help="Measured rounds; the table shows medians.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a row instead of the table.")]
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
-KernelNumel = Annotated[
-    int | None,
-    typer.Option("--numel", help="Numbers in the vector (default: 25 million, on a GPU 100).", show_default=False),
-]
 Op = Annotated[
     str | None,
     typer.Option("--op", help=f"Some of (default: all) {', '.join(OPERATIONS)}.", show_default=False),
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-DEFAULT_NUMEL = {"cpu": 25_000_000, "cuda": 100_000_000}
 Densities = Annotated[str, typer.Option("--densities", help="Shares of the numbers kept, with commas between them.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads (default: torch's).", show_default=False)]
+Rounds = Annotated[int, typer.Option("--rounds", help="Measured rounds; the table shows medians.")]
+Libsvm = Annotated[
+    str | None,
+    typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
+]
+Row = TypeVar("Row", bound=Measured)
 
 
 @bench.command("kernels")
 def kernels(
-    numel: KernelNumel = None,
+    numel: Annotated[
+        int | None,
+        typer.Option("--numel", help="Numbers in the vector (default: 25 million, on a GPU 100).", show_default=False),
+    ] = None,
     densities: Densities = "0.01,0.001",
     op: Op = None,
     device: Device = "cpu",
@@ -64,12 +83,35 @@ def kernels(
     names = _operations(op)
     _check_device(device)
     checked = _checked(DEFAULT_NUMEL[device] if numel is None else numel, densities, repeats, threads)
-    rows = list(measured(bench_kernels(*checked, names, device), as_json))
-    if as_json:
-        return
-    say(console(), f"{checked[0]:,} float32, medians of {repeats}; {machine(device)}")
-    say(console(), floor_line(rows))
-    console().print(kernel_table(rows))
+    rows = _measured(bench_kernels(*checked, names, device), as_json)
+    if rows:
+        say(console(), f"{checked[0]:,} float32, medians of {repeats}; {machine(device)}")
+        say(console(), floor_line(rows))
+        console().print(kernel_table(rows))
+
+
+@bench.command("ops")
+def ops(
+    numel: Numel = 100,
+    op: Op = None,
+    repeats: Repeats = 20,
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Time a call of every operation on few numbers, in microseconds: the cost of dispatch and Python.
+
+    Each figure is the mean of 100 calls; the first row is an in-place add, the least that a call of torch takes.
+
+    **Example**
+
+      thinwire bench ops --op topk,memory
+    """
+    at_least_one(numel=numel, repeats=repeats, threads=threads or 1)
+    torch.set_num_threads(threads or torch.get_num_threads())
+    rows = _measured(bench_calls(numel, _operations(op), repeats), as_json)
+    if rows:
+        say(console(), f"{numel:,} float32 in one piece, medians of {repeats} turns of 100 calls; {machine()}")
+        console().print(call_table(rows))
 
 
 @bench.command("wire")
@@ -88,15 +130,101 @@ def wire(
 
       thinwire bench wire --numel 1000000 --json
     """
-    rows = list(measured(bench_wire(*_checked(numel, densities, repeats, threads)), as_json))
-    if as_json:
-        return
-    say(console(), f"{numel:,} numbers of a normal distribution, medians of {repeats}; {machine('cpu')}")
-    for table in (size_table(rows), time_table(rows), message_table(rows)):
-        console().print(table)
+    rows = _measured(bench_wire(*_checked(numel, densities, repeats, threads)), as_json)
+    if rows:
+        say(console(), f"{numel:,} numbers of a normal distribution, medians of {repeats}; {machine()}")
+        for table in (size_table(rows), time_table(rows), message_table(rows)):
+            console().print(table)
     for row in rows:
         better = ", ".join(better_than_ours(row)) or "none"
         say(console(), f"smaller than thinwire's positions at {row.density:g}: {better}")
+
+
+@bench.command("step")
+def step(rounds: Rounds = 15, as_json: Json = False) -> None:
+    """Time a DDP step on two gloo ranks of this machine beside torch's own ways, and take ours apart.
+
+    The network has 10 million parameters; all methods take turns in the same two processes. The loopback is no
+    bottleneck, so this shows what compression costs, not what it saves. "alone" exchanges nothing: it is the floor.
+
+    **Example**
+
+      thinwire.bench.step_time --rounds 25
+    """
+    at_least_one(rounds=rounds)
+    rows = _measured(bench_step(rounds), as_json)
+    if rows:
+        say(console(), f"2 ranks on gloo over the loopback, 1 thread each, 10.0 M parameters, batch {BATCH}")
+        say(console(), f"medians of {rounds} steps taken in turns")
+        console().print(step_table(rows), *(part_table(row) for row in rows if row.parts_ms))
+
+
+@bench.command("bytes")
+def count_bytes(
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Number of gloo ranks.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Hold the bytes that thinwire counts against those that the loopback interface carried.
+
+    The interface counts packet headers and acknowledgements too, and whatever else travels on it: run this on a quiet
+    machine.
+
+    **Example**
+
+      thinwire bench bytes --workers 2
+    """
+    at_least_one(workers=workers)
+    rows = _measured(bench_traffic(workers), as_json)
+    if rows:
+        say(console(), f"{workers} workers, 2 M parameters, {STEPS} steps, all workers together")
+        console().print(traffic_table(rows))
+
+
+@bench.command("memory")
+def memory(
+    parameters: Annotated[int, typer.Option("--parameters", help="Of the network.")] = 30_000_000,
+    rules: Annotated[str, typer.Option("--rules", help="Rules, with semicolons between.")] = ";".join(RULES),
+    as_json: Json = False,
+) -> None:
+    """Memory of a DDP step above dense training, in bytes a parameter, on two gloo ranks of this machine.
+
+    "state" is what a rule keeps by its own account, "steady" is resident between steps, "peak" the most that was.
+
+    **Example**
+
+      thinwire bench memory --rules "memsgd(topk(0.01));ef21(topk(0.01))"
+    """
+    at_least_one(parameters=parameters)
+    rows = _measured(bench_memory(parameters, [rule.strip() for rule in rules.split(";")]), as_json)
+    if rows:
+        say(console(), f"{rows[0].parameters:,} parameters, 2 ranks on gloo")
+        console().print(memory_table(rows))
+
+
+@bench.command("moments")
+def moments(
+    small: Annotated[bool, typer.Option("--small", help="Small networks and batches: under a minute.")] = False,
+    only: Annotated[
+        int | None, typer.Option("--only", help="One of the networks: 0, 1 or 2.", show_default=False)
+    ] = None,
+    device: Device = "cpu",
+    repeats: Repeats = 7,
+    as_json: Json = False,
+) -> None:
+    """The cost of second moments of per-sample gradients beside forward + backward, which is 1.
+
+    BackPACK, Opacus and torch's vmap(grad) are measured beside it where they are installed and take the network.
+
+    **Example**
+
+      thinwire bench moments --small --repeats 3
+    """
+    at_least_one(repeats=repeats)
+    _check_device(device)
+    rows = _measured(bench_moments(small, torch.device(device), repeats, only), as_json)
+    if rows:
+        say(console(), f"torch {torch.__version__}, {machine(device)}")
+        console().print(moments_table(rows))
 
 
 @bench.command("simulate")
@@ -108,10 +236,7 @@ def simulation(
     ] = "100,1000,10000",
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds beside numpy; a tenth as workers grow.")] = 3000,
     threads: Annotated[int, typer.Option("--threads", help="Threads of both sides.")] = 1,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
-    ] = None,
+    data: Libsvm = None,
     as_json: Json = False,
     page: Page = None,
     force: Force = False,
@@ -125,20 +250,116 @@ def simulation(
 
       thinwire bench simulate --dataset a9a,w8a --data ~/libsvm --page simulate.html
     """
-    if rounds < 1 or workers < 1 or threads < 1:
-        raise ConfigError(f"rounds, workers and threads must be at least 1, got {rounds}, {workers} and {threads}")
+    at_least_one(rounds=rounds, workers=workers, threads=threads)
     check_command(DATA, page=page)
     check_page(page, force=force)
-    torch.set_num_threads(threads)
     loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]
     more = integers(growth, "--growth") if growth else []
-    rows = list(measured(bench_simulation(loaded, workers, more, rounds, threads), as_json))
+    found = bench_simulation(loaded, workers, more, rounds, threads)
+    rows = list(_shown(found, as_json))
     if page is not None:
         growth_page(rows, page)
-    if as_json:
+    if not as_json:
+        say(console(), f"EF21, top-1, float64; {machine()} on both sides")
+        console().print(simulation_table(rows))
+
+
+@bench.command("crowd")
+def crowd(
+    dataset: Annotated[str, typer.Option("--dataset", help="A data set.")] = BREAST_CANCER,
+    workers: Annotated[
+        str, typer.Option("--workers", "-n", help="Numbers of workers, with commas between.")
+    ] = "20,500",
+    methods: Annotated[str, typer.Option("--methods", help="Methods, with semicolons between.")] = ";".join(
+        CROWD_METHODS
+    ),
+    rounds: Rounds = 60,
+    data: Libsvm = None,
+    as_json: Json = False,
+) -> None:
+    """Time a simulated round of logistic regression as workers grow, method by method, on one thread.
+
+    The first row is the floor: all workers' gradients at one point.
+
+    **Example**
+
+      thinwire bench crowd --dataset w8a --data ~/libsvm --workers 20,1000,10000
+    """
+    counts = integers(workers, "--workers")
+    at_least_one(rounds=rounds, workers=min(counts))
+    check_command(DATA)
+    names = [method.strip() for method in methods.split(";")]
+    rows = _measured(bench_crowd(load_dataset(dataset, data), counts, names, rounds), as_json)
+    if rows:
+        say(console(), machine())
+        console().print(crowd_table(rows))
+
+
+@bench.command("lockfree")
+def lockfree(
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="Time to a loss on this data set, in place of speed.", show_default=False),
+    ] = None,
+    method: Annotated[
+        str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
+    ] = "memsgd(threshold(0.41));memsgd(topk(count=5));memsgd(topk(count=1))",
+    units: Annotated[
+        str,
+        typer.Option("--units", help="With --dataset: how sparse features are compared, by popularity or as equal."),
+    ] = "popularity",
+    initial: Annotated[float, typer.Option("--initial", help="With --dataset: the first step size.")] = 1.0,
+    samples: Annotated[int, typer.Option("--samples", help="Rows of the data that are made up.")] = 50_000,
+    shapes: Annotated[str, typer.Option("--shapes", help="Shapes of those data.")] = "uniform,skewed,dense",
+    threads: Annotated[str, typer.Option("--threads", help="Numbers of threads, with commas between.")] = "1,2",
+    repeats: Repeats = 5,
+    data: Libsvm = None,
+    as_json: Json = False,
+) -> None:
+    """Steps a second of the lock-free engine beside lock-free SGD and scikit-learn's SGDClassifier, by turns.
+
+    The data are made up: sparse rows of the shape of RCV1 with columns equally popular (uniform) or as popular as
+    words are (skewed), and dense rows. With --dataset: the time to reach the loss that SGDClassifier ends at.
+
+    **Example**
+
+      thinwire bench lockfree --dataset reuters21578_tfidf --data ~/data
+    """
+    counts = integers(threads, "--threads")
+    check_command(THREADS, DATA)
+    from thinwire.bench import lockfree as measure  # it needs numba
+
+    names = measure.check(shapes.split(","), samples, counts, repeats, units)
+    if dataset is None:
+        speeds = _measured(measure.bench_lockfree(names, samples, counts, repeats), as_json)
+        if speeds:
+            say(console(), f"{measure.about(samples)}; {machine()}")
+            console().print(measure.speed_table(speeds))
         return
-    say(console(), f"EF21, top-1, float64; {machine('cpu')} on both sides")
-    console().print(simulation_table(rows))
+    loaded, kind = load_dataset(dataset, data), None if units == "equal" else units
+    ways = _measured(measure.bench_reach(loaded, method.split(";"), counts, repeats, initial, kind), as_json)
+    if ways:
+        say(console(), f"{dataset}: logistic loss, λ = 1/n, float32, η = γ/(1 + γλt), γ = {initial:g}; medians of")
+        say(console(), f"{repeats}, of runs that do not stop to look at the loss; sparse units: {units}; {machine()}")
+        console().print(measure.reach_table(ways))
+
+
+# ---------------------------------------------------------------------------------------------- what the commands share
+
+
+def _measured(rows: Iterable[Row], as_json: bool) -> Sequence[Row]:
+    """The rows for a table; none where they went out as JSON."""
+    found = list(_shown(rows, as_json))
+    return [] if as_json else found
+
+
+def _shown(rows: Iterable[Row], as_json: bool) -> Iterator[Row]:
+    """The rows, with a progress bar, or with a line of JSON for each."""
+    out = console()
+    for row in rows if as_json else track(rows, "measuring", console=out, transient=True, disable=not out.is_terminal):
+        if as_json:
+            say(out, json.dumps(row.plain()))
+        yield row
 
 
 def _checked(numel: int, densities: str, repeats: int, threads: int | None) -> tuple[int, list[float], int]:

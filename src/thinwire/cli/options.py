@@ -1,8 +1,8 @@
-"""Options that several commands share, with the help that the user reads."""
+"""Options that several commands share, with the help that the user reads, and checks before the work begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -11,16 +11,26 @@ from typing import Annotated, TypeVar
 import typer
 
 from thinwire.errors import ConfigError
+from thinwire.extras import check_packages
+from thinwire.report.template import REPORT
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
 from thinwire.training.tasks import TASKS
 
 Number = TypeVar("Number", int, float)
+DATA = {"sklearn": "tasks", "scipy": "tasks"}
+"""Packages that data sets and smoothness constants need."""
+THREADS = {"numba": "fast"}
+"""Packages that the lock-free engine needs."""
 
 
 def one_of(names: Iterable[str]) -> str:
     """The names there are, in words: a, b or c."""
+    return _in_words(names, "or")
+
+
+def _in_words(names: Iterable[str], joint: str) -> str:
     *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {joint} {last}" if most else last
 
 
 def _tasks() -> str:
@@ -90,3 +100,21 @@ def _numbers(text: str, kind: Callable[[str], Number], option: str, example: str
     except ValueError:
         problem = f"{option} takes numbers with commas between them, got {text!r}; for example {option} {example}"
         raise ConfigError(problem) from None
+
+
+def at_least_one(**values: int) -> None:
+    """Refuse a number below 1, by the names of all."""
+    if min(values.values()) < 1:
+        names, got = (_in_words(list(map(str, each)), "and") for each in (values, values.values()))
+        raise ConfigError(f"{names} must be at least 1, got {got}")
+
+
+def check_command(*needed: Mapping[str, str], page: Path | None = None) -> None:
+    """Look for a command's optional packages before it begins; a page needs what pages need.
+
+    A `BackendError` names all that are missing, with one line that installs them.
+    """
+    together: dict[str, str] = {}
+    for each in (*needed, REPORT if page is not None else {}):
+        together |= each
+    check_packages(together, "this command")

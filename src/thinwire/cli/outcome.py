@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from thinwire.cli.console import console, say
+from thinwire.cli.options import check_command
 from thinwire.cli.outputs import check_outputs
-from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.table import result_table
 from thinwire.report.page import write_page

@@ -9,8 +9,8 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.console import console, say
+from thinwire.cli.options import check_command
 from thinwire.cli.outputs import check_page, noted
-from thinwire.cli.packages import check_command
 from thinwire.report.page import write_page
 from thinwire.training.destination import check_distinct
 from thinwire.training.formatting import plural

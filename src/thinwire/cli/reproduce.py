@@ -12,8 +12,8 @@ from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import INTERRUPTED, console, say
+from thinwire.cli.options import check_command
 from thinwire.cli.outputs import check_outputs
-from thinwire.cli.packages import check_command
 from thinwire.cli.progress import progress
 from thinwire.cli.reproduce_ef21 import ef21
 from thinwire.cli.reproduce_memsgd import memsgd

@@ -11,8 +11,8 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.experiment import figure_table, finish, print_lines, run_all
+from thinwire.cli.options import DATA, check_command
 from thinwire.cli.outputs import check_outputs, noted
-from thinwire.cli.packages import DATA, check_command
 from thinwire.errors import ConfigError
 from thinwire.papers.ef21.figures import cells, facts, head, measure, title
 from thinwire.papers.ef21.records import KIND, read_outcomes

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
+from thinwire.cli.options import DATA, THREADS, check_command
 from thinwire.cli.outputs import check_outputs
-from thinwire.cli.packages import DATA, THREADS, check_command
 from thinwire.errors import ConfigError
 from thinwire.papers.memsgd.settings import (
     FIGURES,
