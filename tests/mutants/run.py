@@ -29,6 +29,7 @@ NEAREST = {
     "ops": ("kernels", "unit/test_ops.py"),
     "store": ("unit/test_store.py", "unit/test_channel.py", "laws/test_rule_laws.py", "unit/test_simulation.py"),
     "channel": ("unit/test_channel.py", "unit/test_simulation.py", "fuzz"),
+    "step": ("unit/test_channel.py", "unit/test_simulation.py", "laws/test_rule_laws.py", "dist"),
     "exchange": ("unit/test_exchange.py", "unit/test_channel.py", "dist"),
     "checkpoint": ("unit/test_checkpoint.py", "unit/test_rotating.py", "dist/test_state.py"),
     "ledger": ("unit/test_ledger.py", "unit/test_simulation.py"),
