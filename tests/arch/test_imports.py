@@ -79,7 +79,7 @@ MAY_DISTRIBUTE = (
     "thinwire.roll_call",
     "thinwire.engines.ddp",
     "thinwire.engines.plug",
-    "thinwire.bench.ranks",
+    "thinwire.bench.processes",
     "thinwire.bench.step_time",
     "thinwire.training",
 )

@@ -10,7 +10,7 @@ import torch
 from thinwire.bench.memory import DENSE as NO_RULE
 from thinwire.bench.memory import MemoryRow, bench_memory, memory_table, state_bytes
 from thinwire.bench.moments import CONTENDERS, bench_moments, moments_table
-from thinwire.bench.ranks import on_ranks, together
+from thinwire.bench.processes import on_ranks, together
 from thinwire.bench.step_time import METHODS, OURS, PARTS, WHOLE, StepRow, Stopwatch, owner_of, part_table, step_table
 from thinwire.bench.traffic import TrafficRow, traffic_table
 from thinwire.cli.main import main

@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 
 from thinwire.bench.contests import OPERATIONS, Call
+from thinwire.bench.grid import grid, show_times
 from thinwire.bench.inputs import draw_inputs, one_piece
-from thinwire.bench.rows import grid, show_times
 from thinwire.bench.timing import Timing, side_by_side
 
 AT_A_TIME = 100

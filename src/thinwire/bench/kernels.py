@@ -13,8 +13,8 @@ from rich.table import Table
 from torch import Tensor
 
 from thinwire.bench.contests import OPERATIONS, Call, Contest, Vector
+from thinwire.bench.grid import grid, show_ms, show_times
 from thinwire.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
-from thinwire.bench.rows import grid, show_ms, show_times
 from thinwire.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
 from thinwire.training.formatting import NOTHING
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
 from thinwire.bench.timing import Timing, side_by_side, wall_clock
 from thinwire.errors import ConfigError
 from thinwire.extras import require

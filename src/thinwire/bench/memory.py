@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import Need, attach, parse
-from thinwire.bench.ranks import on_ranks
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
+from thinwire.bench.processes import on_ranks
 from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback
 from thinwire.moments import watch

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
 from thinwire.bench.timing import in_turns, wall_clock
 from thinwire.errors import ConfigError
 from thinwire.moments import watch

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from thinwire import EF21, TopK, simulate
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
 from thinwire.bench.timing import wall_clock
 from thinwire.engines.simulate import Instant
 from thinwire.extras import require

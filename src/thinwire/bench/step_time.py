@@ -25,8 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.bench.ranks import on_ranks, together
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
+from thinwire.bench.processes import on_ranks, together
 from thinwire.bench.timing import in_turns
 
 WORKERS = 2

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.bench.ranks import on_ranks, together
-from thinwire.bench.rows import grid
+from thinwire.bench.grid import grid
+from thinwire.bench.processes import on_ranks, together
 from thinwire.exchange import allreduce_bytes
 
 DENSE = "dense"

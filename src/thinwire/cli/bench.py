@@ -12,10 +12,10 @@ from rich.progress import track
 
 from thinwire.bench.calls import bench_calls, call_table
 from thinwire.bench.contests import OPERATIONS
+from thinwire.bench.grid import Measured, machine
 from thinwire.bench.kernels import bench_kernels, floor_line, kernel_table
 from thinwire.bench.memory import RULES, bench_memory, memory_table
 from thinwire.bench.moments import bench_moments, moments_table
-from thinwire.bench.rows import Measured, machine
 from thinwire.bench.simulation import (
     CROWD_METHODS,
     bench_crowd,

@@ -1,4 +1,4 @@
-"""Ranks on this machine: processes on gloo over the loopback, one thread each, for what a DDP step costs."""
+"""Processes on this machine: ranks on gloo over the loopback, one thread each, for what a DDP step costs."""
 
 from __future__ import annotations
 

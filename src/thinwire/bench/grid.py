@@ -1,4 +1,4 @@
-"""Rows of figures: what every benchmark yields, as JSON and as lines of a table."""
+"""The grid: rows of figures, which every benchmark yields, as JSON and as lines of a table."""
 
 from __future__ import annotations
 
