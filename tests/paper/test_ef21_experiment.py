@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.papers.ef21.run import run
+from thinwire.papers.ef21.runs import run
 from thinwire.papers.ef21.settings import tuned
 
 ROUNDS: dict[str, dict[str, tuple[int | None, int | None, int | None, int | None]]] = {

@@ -12,7 +12,7 @@ import pytest
 
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError
-from thinwire.training.destination import begun, check_destination, check_distinct, write_whole
+from thinwire.report.destination import begun, check_destination, check_distinct, write_whole
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "2", "--evaluations", "1"]
 TRAIN = ["train", "logistic", "-m", "memsgd(topk(0.1))", *QUICK]

@@ -16,11 +16,11 @@ import pytest
 
 from thinwire.cli.main import main
 from thinwire.errors import RecordError, RecordWarning
-from thinwire.papers.ef21.records import read_outcomes
+from thinwire.papers.ef21.sections import EF21_EXPERIMENT
+from thinwire.report.lines import LineWriter, cut_torn_line_
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.config import comparison
 from thinwire.training.formatting import show_metric
-from thinwire.training.lines import LineWriter, cut_torn_line_
 from thinwire.training.resume import finished_runs
 from thinwire.training.summary import summarise
 from thinwire.training.verdict import verdict
@@ -119,7 +119,7 @@ def test_an_experiments_record_on_a_full_disk_is_gone_on_with(
     assert "record r.jsonl cannot be written any further" in capsys.readouterr().err
     assert len(Path("r.jsonl").read_bytes().splitlines()) == 3
     assert main([*EF21, "--out", "r.jsonl", "--resume"]) == 0
-    assert len(read_outcomes(Path("r.jsonl"))) == len(lines) - 1
+    assert len(EF21_EXPERIMENT.runs(Path("r.jsonl"))) == len(lines) - 1
 
 
 # ----------------------------------------------------------------------------------------------------------- torn lines
@@ -198,11 +198,11 @@ def test_a_torn_line_of_an_experiment_is_left_out_with_a_note_and_cut_off(
     whole = Path("r.jsonl").read_bytes()
     Path("r.jsonl").write_bytes(whole[:-100])
     with pytest.warns(RecordWarning, match="was cut off while it was written and is left out"):
-        assert len(read_outcomes(Path("r.jsonl"))) == len(whole.splitlines()) - 2
+        assert len(EF21_EXPERIMENT.runs(Path("r.jsonl"))) == len(whole.splitlines()) - 2
     capsys.readouterr()
     assert main([*EF21, "--out", "r.jsonl", "--resume"]) == 0
     assert capsys.readouterr().err.count("note: record r.jsonl, line") == 1
-    assert len(read_outcomes(Path("r.jsonl"))) == len(whole.splitlines()) - 1
+    assert len(EF21_EXPERIMENT.runs(Path("r.jsonl"))) == len(whole.splitlines()) - 1
 
 
 def test_a_missing_line_break_is_added_and_nothing_foreign_is_cut(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import thinwire
-from thinwire.training.provenance import commit, provenance
+from thinwire.report.provenance import commit, provenance
 from thinwire.version import PACKAGE, __version__, source_digest
 
-ASK = "import json; from thinwire.training.provenance import provenance; print(json.dumps(provenance(['x'])))"
+ASK = "import json; from thinwire.report.provenance import provenance; print(json.dumps(provenance(['x'])))"
 
 
 def copy_of(package: Path, folder: Path) -> Path:

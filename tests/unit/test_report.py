@@ -15,14 +15,11 @@ from typing import Any
 import pytest
 
 from thinwire.errors import BackendError, ConfigError
-from thinwire.papers.ef21.records import read_outcomes
-from thinwire.report.curves import curves, smooth
-from thinwire.report.ef21 import MANY, _section
-from thinwire.report.figures import Axis, Chart, Section, lines, page_text
-from thinwire.report.page import BYTES, render, write_page
-from thinwire.report.palette import COLOURS, NEUTRAL, styles
+from thinwire.papers.ef21.sections import EF21_EXPERIMENT, MANY
+from thinwire.report.page import COLOURS, NEUTRAL, Axis, Chart, Section, lines, page_text, write_page
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.config import comparison
+from thinwire.training.sections import BYTES, curves, looks_of, sections, smooth
 from thinwire.training.summary import summarise
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
@@ -38,6 +35,12 @@ document.title = JSON.stringify(plots.map(plot => {
 }));
 """
 """Draws at once: a browser without a window shows no frame, and so tells no one how large a plot is."""
+
+
+def render(runs: list[RunRecord]) -> str:
+    return page_text(sections(runs))
+
+
 METHODS = ["dense", "memsgd(topk(0.1))", 'route({"bias": identity(), "*": ef21(topk(0.1))})']
 
 
@@ -116,13 +119,13 @@ def test_a_page_is_small_enough_to_send(page: str) -> None:
 
 
 def test_many_runs_of_a_figure_are_drawn_method_by_method_over_the_same_axes() -> None:
-    runs = [one for one in read_outcomes(RECORDS / "ef21-a9a.jsonl") if one.setting.figure == "tolerance"]
-    section = _section(("tolerance", "a9a"), runs)
+    runs = [one for one in EF21_EXPERIMENT.runs(RECORDS / "ef21-a9a.jsonl") if one.setting.figure == "tolerance"]
+    (section,) = EF21_EXPERIMENT.sections(runs)
     assert [chart.title.partition(":")[0] for chart in section.charts[::2]] == ["EF", "EF21", "EF21+"]
     assert all(len(chart.series) <= MANY for chart in section.charts)
     assert len({chart.x.span for chart in section.charts}) == 2
     assert len({chart.y.span for chart in section.charts}) == 1
-    few = _section(("tolerance", "a9a"), runs[:MANY])
+    (few,) = EF21_EXPERIMENT.sections(runs[:MANY])
     assert [len(chart.series) for chart in few.charts] == [MANY, MANY]
 
 
@@ -210,15 +213,15 @@ def test_smoothing_keeps_a_constant_and_the_inner_part_of_a_ramp() -> None:
 
 
 def test_our_methods_get_colours_and_torchs_own_grey(runs: list[RunRecord]) -> None:
-    looks = styles(summarise(runs))
+    looks = looks_of(summarise(runs))
     assert [look.colour for look in looks] == [NEUTRAL, *COLOURS[:2]]
 
 
 def test_the_page_is_written_where_asked_or_refused(runs: list[RunRecord], tmp_path: Path) -> None:
-    write_page(runs, tmp_path / "deep" / "page.html")
+    write_page(sections(runs), tmp_path / "deep" / "page.html")
     assert (tmp_path / "deep" / "page.html").read_text().startswith("<!doctype html>")
     with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
-        write_page(runs, tmp_path)
+        write_page(sections(runs), tmp_path)
 
 
 def test_a_missing_package_names_the_extra(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,10 @@ from thinwire import parse, simulate
 from thinwire.bench import simulation
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
-from thinwire.papers.ef21 import run as running
-from thinwire.papers.ef21.bits import honest_bits, paper_bits
-from thinwire.papers.ef21.records import read_outcomes
-from thinwire.papers.ef21.run import Outcome, run
-from thinwire.papers.ef21.settings import FIGURES, POSTER, Setting, settings
+from thinwire.papers.ef21 import runs as running
+from thinwire.papers.ef21.runs import EF21Run, honest_bits, paper_bits, run
+from thinwire.papers.ef21.sections import EF21_EXPERIMENT
+from thinwire.papers.ef21.settings import FIGURES, POSTER, EF21Setting, settings
 from thinwire.problems import file_order, load_dataset, logistic_regression
 from thinwire.problems.minibatches import Minibatches
 from thinwire.training.formatting import show_ratio, show_spread
@@ -29,8 +28,8 @@ from thinwire.training.summary import summarise
 CANCER = "breast_cancer"
 
 
-def setting(rule: str, k: int, **more: Any) -> Setting:
-    return Setting("tuned", CANCER, rule, rule, 1.0, k, 50, **more)
+def setting(rule: str, k: int, **more: Any) -> EF21Setting:
+    return EF21Setting("tuned", CANCER, rule, rule, 1.0, k, 50, **more)
 
 
 def test_every_setting_is_a_method() -> None:
@@ -73,7 +72,7 @@ def test_a_run_stops_at_its_last_tolerance() -> None:
 
 
 def test_a_run_that_diverges_says_so() -> None:
-    outcome = run(Setting("pl", CANCER, "GD", "identity()", 10, 0, 200, problem="least-squares"))
+    outcome = run(EF21Setting("pl", CANCER, "GD", "identity()", 10, 0, 200, problem="least-squares"))
     assert outcome.status == "diverged"
     assert all(one.rounds is None for one in outcome.reached)
 
@@ -133,7 +132,7 @@ def test_the_command_writes_a_record_a_table_and_a_page(tmp_path: Path, capsys: 
     shown = capsys.readouterr().out
     assert "Tuned methods · breast_cancer" in shown
     assert "EF21 k=1, 128×" in shown
-    outcomes = read_outcomes(record)
+    outcomes = EF21_EXPERIMENT.runs(record)
     assert [one.setting.label for one in outcomes] == ["EF21 k=1, 128×", "EF k=1, 64×", "EF21+ k=1, 512×", "GD 1×"]
     assert "against bits" in page.read_text()
     before = record.read_text()
@@ -183,7 +182,7 @@ def test_least_squares_on_wide_data_is_left_out_or_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert f"{problem}, these data have 30 and 40; it is left out" in said
     assert "figure participation of wide cannot be run: 100 workers share 30 rows" in said
-    ran = {one.setting.figure for one in read_outcomes(record)}
+    ran = {one.setting.figure for one in EF21_EXPERIMENT.runs(record)}
     assert ran == set(FIGURES) - {"pl", "participation"}
     with pytest.raises(ConfigError, match="found up to 8 rows or columns"):
         run(settings(["wide"], ["pl"], 1)[0], str(path))
@@ -208,7 +207,7 @@ def test_a_path_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         record, page = tmp_path / f"{place}.jsonl", tmp_path / f"{place}.html"
         options = ["--figures", "tuned", "--rounds", "2", "--out", str(record), "--page", str(page)]
         assert main(["reproduce", "ef21", *words, *options]) == 0
-        assert {one.setting.dataset for one in read_outcomes(record)} == {"mine"}
+        assert {one.setting.dataset for one in EF21_EXPERIMENT.runs(record)} == {"mine"}
         runs = record.read_text().partition("\n")[2]  # the first line holds the command, as it was given
         assert str(tmp_path) not in runs + page.read_text()
     assert main(["reproduce", "ef21", "--data", path, "--dataset", "other", "--rounds", "2"]) == 2
@@ -222,16 +221,21 @@ def test_a_path_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_record_that_exists_is_gone_on_with_or_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "r.jsonl"
     words = ["reproduce", "ef21", "--dataset", CANCER, "--figures", "tuned", "--rounds", "1", "--out", str(record)]
-    for content in ('{"kind":"memsgd","format":1,"provenance":{}}\n', "a diary\n", '{"kind": "run", "format": 1}\n'):
+    foreign = {
+        '{"kind":"memsgd","format":1,"provenance":{}}\n': "a record of the experiment 'memsgd', and not of 'ef21'",
+        "a diary\n": "malformed: not a JSON object",
+        '{"kind": "run", "format": 1}\n': "a record of the experiment 'training', and not of 'ef21'",
+    }
+    for content, problem in foreign.items():
         record.write_text(content)
         assert main(words) == 2
         assert "exists already: --resume goes on with it" in " ".join(capsys.readouterr().err.split())
         assert main([*words, "--resume"]) == 2
-        assert "line 1: not a run of `thinwire reproduce ef21`" in " ".join(capsys.readouterr().err.split())
+        assert f"line 1: {problem}" in " ".join(capsys.readouterr().err.split())
         assert record.read_text() == content
     record.write_text("")  # nothing is lost
     assert main(words) == 0
-    assert len(read_outcomes(record)) == 4
+    assert len(EF21_EXPERIMENT.runs(record)) == 4
 
 
 def test_refused_data_leave_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,19 +251,19 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     record, calls = tmp_path / "r.jsonl", []
 
-    def interrupted(one: Setting, *more: object) -> Outcome:
+    def interrupted(one: EF21Setting, *more: object) -> EF21Run:
         calls.append(one)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return run(one)
 
-    monkeypatch.setattr("thinwire.cli.reproduce_ef21.run", interrupted)
+    monkeypatch.setattr("thinwire.papers.ef21.runs.run", interrupted)
     words = ["reproduce", "ef21", "--dataset", CANCER, "--figures", "tuned", "--rounds", "5", "--out", str(record)]
     assert main(words) == 130
     said = capsys.readouterr()
     assert "EF k=1" in said.out
     assert "--resume" in said.err
-    assert len(read_outcomes(record)) == 2
+    assert len(EF21_EXPERIMENT.runs(record)) == 2
 
 
 @pytest.mark.parametrize(
@@ -280,8 +284,8 @@ def test_a_mistake_is_explained(
 
 def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"kind": "run", "format": 1}\n')
-    with pytest.raises(RecordError, match="line 1: not a run"):
-        read_outcomes(tmp_path / "r.jsonl")
+    with pytest.raises(RecordError, match="line 1: a record of the experiment 'training', and not of 'ef21'"):
+        EF21_EXPERIMENT.runs(tmp_path / "r.jsonl")
 
 
 def test_the_benchmark_ends_where_numpy_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,7 +304,7 @@ def test_the_documented_runs_on_libsvm_data_are_those_of_their_record() -> None:
     """Each row of the table: rounds to the tolerances, and the paper's bits to the last one reached."""
     docs = Path(__file__).parents[2] / "docs"
     page, record = (docs / "reproduce.md").read_text(), docs / "records" / "ef21-libsvm.jsonl"
-    outcomes = read_outcomes(record)
+    outcomes = EF21_EXPERIMENT.runs(record)
     assert [one.setting for one in outcomes] == settings(["phishing", "a9a", "mushrooms", "w8a"], ["tuned"], 6000)
     for one in outcomes:
         bits = [each.paper_bits for each in one.reached if each.paper_bits is not None]
@@ -313,7 +317,7 @@ def test_the_documented_figures_of_a9a_are_those_of_their_record() -> None:
     """The rounds to the last tolerance that the page tells of, and where those ended that did not come to it."""
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "reproduce.md").read_text().partition("**a9a, other figures**")[2].partition("###")[0]
-    outcomes = read_outcomes(docs / "records" / "ef21-a9a.jsonl")
+    outcomes = EF21_EXPERIMENT.runs(docs / "records" / "ef21-a9a.jsonl")
     assert [one.setting for one in outcomes] == settings(["a9a"], list(FIGURES), 6000)
     for one in outcomes:
         if one.status == "reached" and one.setting.figure not in ("tuned", "momentum"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,11 @@ from scipy.sparse import csr_matrix
 from thinwire import parse
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
-from thinwire.papers.memsgd import figures
-from thinwire.papers.memsgd.bits import honest_bits, paper_bits, wire_bits
-from thinwire.papers.memsgd.claims import claims
-from thinwire.papers.memsgd.data import FIRST_SHARE, generated, note_of, problem_of, unit_rows
-from thinwire.papers.memsgd.paper import DEFECTS, EPSILON, RCV1
-from thinwire.papers.memsgd.records import read_outcomes
-from thinwire.papers.memsgd.run import LOOKS, Outcome, Point, run
-from thinwire.papers.memsgd.settings import FIGURES, SGD, Scale, Setting, settings
+from thinwire.papers.memsgd.claims import DEFECTS, EPSILON, RCV1, best, claims, share, speedups, threshold
+from thinwire.papers.memsgd.engine import FIRST_SHARE, generated, problem_of, unit_rows
+from thinwire.papers.memsgd.runs import LOOKS, LossPoint, MemSGDRun, honest_bits, paper_bits, run, wire_bits
+from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT, TITLES, note_of, title
+from thinwire.papers.memsgd.settings import FIGURES, SGD, MemSGDSetting, Scale, rand, settings, top
 
 CANCER = "breast_cancer"
 EPS = float(np.finfo(np.float32).eps)
@@ -29,8 +27,13 @@ DENSE = Scale("epsilon", 400_000, 2_000, sparse=False, most=None)
 SPARSE = Scale("RCV1", 677_399, 47_236, sparse=True, most=None)
 
 
-def outcome(setting: Setting, *points: Point) -> Outcome:
-    return Outcome(setting, 100, 30, 30.0, False, 1.0, "done", 384.0, points)
+def outcome(setting: MemSGDSetting, *points: LossPoint) -> MemSGDRun:
+    return MemSGDRun(setting, 100, 30, 30.0, False, 1.0, "done", 384.0, points)
+
+
+def table(runs: list[MemSGDRun]) -> Sequence[Sequence[str]]:
+    (section,) = MEMSGD_EXPERIMENT.sections(runs)
+    return section.table
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -61,13 +64,13 @@ def test_the_least_loss_is_a_minimum() -> None:
     samples, strength = problem.samples, 1 / len(problem.samples)
     x = np.zeros(samples.d)
     assert problem.least < samples.objective(x, strength)
-    descent = run(Setting("cores", CANCER, "SGD", SGD, 1.0, 40))
+    descent = run(MemSGDSetting("cores", CANCER, "SGD", SGD, 1.0, 40))
     assert 0 <= descent.end < 1e-2
 
 
 def test_data_that_could_be_taken_for_the_papers_is_named() -> None:
     assert "not RCV1" in note_of("reuters21578_tfidf")
-    assert "not RCV1" in figures.title("bits", "reuters21578_tfidf")
+    assert "not RCV1" in title("bits", "reuters21578_tfidf")
     assert "not epsilon" in note_of("generated-4000")
     assert "scale" in note_of("rcv1_vw_train1000")
     assert note_of("a9a") == ""
@@ -164,16 +167,16 @@ def test_memory_and_delay_as_the_paper_claims() -> None:
 
 def test_a_run_that_diverges_says_so() -> None:
     """a ≈ 0 makes the first step so long that all that follow cannot mend it."""
-    gone = run(Setting("theory", CANCER, "SGD", SGD, 1e-15, 1))
+    gone = run(MemSGDSetting("theory", CANCER, "SGD", SGD, 1e-15, 1))
     assert gone.status == "diverged"
     assert gone.end == math.inf
-    assert figures.share(gone.end) == "diverged"
+    assert share(gone.end) == "diverged"
 
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_has_a_table_and_sentences(figure: str) -> None:
     runs = [run(one) for one in settings([Scale.of(problem_of(CANCER, None))], [figure], [1], 1, epochs=1)]
-    head, *rows = figures.table(runs)
+    head, *rows = table(runs)
     assert rows
     assert all(len(row) == len(head) for row in rows)
     assert claims(runs)
@@ -181,37 +184,39 @@ def test_every_figure_has_a_table_and_sentences(figure: str) -> None:
 
 def test_speed_up_is_over_the_fastest_single_thread() -> None:
     """The threshold is the largest of the runs' least losses: 1.2 here, first met after 4, 3, 2 and 1 seconds."""
-    base = Setting("cores", CANCER, "SGD", SGD, 1.0, 1)
+    base = MemSGDSetting("cores", CANCER, "SGD", SGD, 1.0, 1)
     rows = [(1, 0, 4.0, 1.1), (1, 1, 3.0, 1.2), (2, 0, 2.0, 1.2), (2, 1, 1.0, 1.0)]
     runs = [
-        outcome(replace(base, threads=threads, seed=seed), Point(0, 0.0, 0, 9.0), Point(100, seconds, 3000, loss))
+        outcome(
+            replace(base, threads=threads, seed=seed), LossPoint(0, 0.0, 0, 9.0), LossPoint(100, seconds, 3000, loss)
+        )
         for threads, seed, seconds, loss in rows
     ]
-    assert figures.threshold(runs) == 1.2
-    assert figures.speedups(runs) == {("SGD", 1): [0.75, 1.0], ("SGD", 2): [1.5, 3.0]}
+    assert threshold(runs) == 1.2
+    assert speedups(runs) == {("SGD", 1): [0.75, 1.0], ("SGD", 2): [1.5, 3.0]}
 
 
 def test_a_figure_that_broke_off_still_has_a_table_and_sentences() -> None:
     """SGD on one thread and two, rand-10 on one, top-10 only on two."""
-    base = Setting("cores", CANCER, "SGD", SGD, 1.0, 1)
+    base = MemSGDSetting("cores", CANCER, "SGD", SGD, 1.0, 1)
     settings_ = [
         base,
         replace(base, threads=2),
-        replace(base, label="rand-10"),
-        replace(base, label="top-10", threads=2),
+        replace(base, label="rand-10", rule=rand(10)),
+        replace(base, label="top-10", rule=top(10), threads=2),
     ]
-    runs = [outcome(one, Point(0, 0.0, 0, 9.0), Point(100, 1.0, 3000, 1.2)) for one in settings_]
-    assert [row[:2] for row in figures.table(runs)[1:]] == [["SGD", "1"], ["SGD", "2"], ["rand-10", "1"]]
+    runs = [outcome(one, LossPoint(0, 0.0, 0, 9.0), LossPoint(100, 1.0, 3000, 1.2)) for one in settings_]
+    assert [row[:2] for row in table(runs)[1:]] == [["SGD", "1"], ["SGD", "2"], ["rand-10", "1"]]
     assert claims(runs)[-1] == "On 2 threads lock-free SGD takes 1.000 s to the loss, top-10 1.00 times that."
     assert len(claims(runs[1:2])) == 1
 
 
 def test_each_method_is_shown_at_its_best_step() -> None:
-    base = Setting("bits", CANCER, "top-1", "memsgd(topk(count=1))", 1.0, 1)
-    good = outcome(base, Point(0, 0.0, 0, 2.0), Point(50, 0.1, 50, 1.005))
-    bad = outcome(replace(base, size=10.0), Point(50, 0.1, 50, 1.5))
-    assert figures.best([bad, good]) == [good]
-    row = figures.table([bad, good])[1]
+    base = MemSGDSetting("bits", CANCER, "top-1", "memsgd(topk(count=1))", 1.0, 1)
+    good = outcome(base, LossPoint(0, 0.0, 0, 2.0), LossPoint(50, 0.1, 50, 1.005))
+    bad = outcome(replace(base, size=10.0), LossPoint(50, 0.1, 50, 1.5))
+    assert best([bad, good]) == [good]
+    row = table([bad, good])[1]
     assert row[:4] == ["top-1", "1", "0.50 %", "0.5"]
     assert row[4:7] == ["400 B", f"{(32 * 30 + 50 * 37) / 8:.0f} B", "2.40 kB"]
 
@@ -225,10 +230,10 @@ def test_the_command_writes_a_record_a_table_and_a_page(tmp_path: Path, capsys: 
     words += ["--out", str(record)]
     assert main([*words, "--page", str(page)]) == 0
     shown = capsys.readouterr().out
-    for heading in figures.TITLES.values():
+    for heading in TITLES.values():
         assert f"{heading} · {CANCER}" in shown
     assert "in truth rand-k" in shown
-    outcomes = read_outcomes(record)
+    outcomes = MEMSGD_EXPERIMENT.runs(record)
     assert {one.setting.figure for one in outcomes} == set(FIGURES)
     html = page.read_text()
     assert "Defect of the published figure" in html
@@ -243,12 +248,16 @@ def test_the_command_writes_a_record_a_table_and_a_page(tmp_path: Path, capsys: 
 def test_a_record_that_exists_is_gone_on_with_or_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "r.jsonl"
     words = ["reproduce", "memsgd", "--dataset", CANCER, "--figures", "theory", "--epochs", "1", "--out", str(record)]
-    for content in ('{"kind":"ef21","format":1,"provenance":{}}\n', "a diary\n"):
+    foreign = {
+        '{"kind":"ef21","format":1,"provenance":{}}\n': "a record of the experiment 'ef21', and not of 'memsgd'",
+        "a diary\n": "malformed: not a JSON object",
+    }
+    for content, problem in foreign.items():
         record.write_text(content)
         assert main(words) == 2
         assert "exists already: --resume goes on with it" in " ".join(capsys.readouterr().err.split())
         assert main([*words, "--resume"]) == 2
-        assert "line 1: not a run of `thinwire reproduce memsgd`" in " ".join(capsys.readouterr().err.split())
+        assert f"line 1: {problem}" in " ".join(capsys.readouterr().err.split())
         assert record.read_text() == content
 
 
@@ -294,17 +303,17 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     record, calls = tmp_path / "r.jsonl", []
 
-    def interrupted(one: Setting, *more: object) -> Outcome:
+    def interrupted(one: MemSGDSetting, *more: object) -> MemSGDRun:
         calls.append(one)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return run(one)
 
-    monkeypatch.setattr("thinwire.cli.memsgd_figures.run", interrupted)
+    monkeypatch.setattr("thinwire.papers.memsgd.runs.run", interrupted)
     words = ["--dataset", CANCER, "--figures", "theory", "--epochs", "1", "--out", str(record)]
     assert main(["reproduce", "memsgd", *words]) == 130
     assert "--resume" in capsys.readouterr().err
-    assert len(read_outcomes(record)) == 2
+    assert len(MEMSGD_EXPERIMENT.runs(record)) == 2
 
 
 @pytest.mark.parametrize(
@@ -329,18 +338,18 @@ def test_a_mistake_is_explained(
 
 def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"kind": "ef21", "format": 1}\n')
-    with pytest.raises(RecordError, match="line 1: not a run of `thinwire reproduce memsgd`"):
-        read_outcomes(tmp_path / "r.jsonl")
+    with pytest.raises(RecordError, match="line 1: a record of the experiment 'ef21', and not of 'memsgd'"):
+        MEMSGD_EXPERIMENT.runs(tmp_path / "r.jsonl")
 
 
 def test_where_the_start_is_near_enough_there_is_nothing_to_compare() -> None:
     """Nothing was sent, and no time went by: no ratios of zeros."""
-    start = Point(0, 0.0, 0, 1.0), Point(100, 0.5, 300, 1.0)
+    start = LossPoint(0, 0.0, 0, 1.0), LossPoint(100, 0.5, 300, 1.0)
     rules = {"SGD": SGD, "top-1": "memsgd(topk(count=1))", "QSGD 4 bit": "plain(qsgd(16, 30))"}
-    bits = [outcome(Setting("bits", CANCER, label, rule, 1.0, 10), *start) for label, rule in rules.items()]
+    bits = [outcome(MemSGDSetting("bits", CANCER, label, rule, 1.0, 10), *start) for label, rule in rules.items()]
     assert len(claims(bits)) == 1  # how bits are counted
-    assert figures.table(bits)[2][3] == "0.0"
-    cores = [outcome(Setting("cores", CANCER, label, rule, 1.0, 10, threads=count), *start)
+    assert table(bits)[2][3] == "0.0"
+    cores = [outcome(MemSGDSetting("cores", CANCER, label, rule, 1.0, 10, threads=count), *start)
              for label, rule in rules.items() for count in (1, 2)]  # fmt: skip
-    assert figures.speedups(cores)["top-1", 2] == [1.0]
+    assert speedups(cores)["top-1", 2] == [1.0]
     assert len(claims(cores)) == 1

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from thinwire.cli.main import main
-from thinwire.cli.vgc_table import NOTES, vgc_table
 from thinwire.errors import ConfigError, RecordError
-from thinwire.papers.vgc.paper import TABLE, paper_row
-from thinwire.papers.vgc.result import claim, results
-from thinwire.papers.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
+from thinwire.papers.vgc.claims import TABLE, claims, paper_row
+from thinwire.papers.vgc.sections import NOTES, results, sections
+from thinwire.papers.vgc.settings import CIFAR10, SMALL, split_methods, vgc_configs
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.formatting import NOTHING, show_metric, show_ratio
 from thinwire.training.resume import finished_runs
-from thinwire.training.summary import summarise
 
 QUICK = ["reproduce", "vgc", "--small", "--epochs", "1", "--methods", "none, vgc(1.5), hybrid(0.01, alpha=2)"]
 
@@ -69,7 +67,7 @@ def test_the_paper_is_found_by_the_method_however_it_is_written() -> None:
 
 
 def test_the_record_holds_the_three_ratios(record: Path) -> None:
-    none, vgc, qsgd, strom = results(summarise(read_records([record])))
+    none, vgc, qsgd, strom = results(read_records([record]))
     assert (none.label, vgc.label, strom.label) == ("none", "VGC α = 1.5", "Strom τ = 0.01")
     for one in (none, vgc, qsgd, strom):
         plain = one.plain()
@@ -87,18 +85,19 @@ def test_the_record_holds_the_three_ratios(record: Path) -> None:
 
 
 def test_the_table_shows_every_ratio_and_says_why_none_has_one(record: Path) -> None:
-    table = vgc_table(results(summarise(read_records([record]))))
-    for column in table.columns[2:5]:
-        assert NOTHING not in [str(cell) for cell in column.cells]
-    assert next(str(cell) for cell in table.columns[4].cells) == "1.00×"
+    (section,) = sections(read_records([record]))
+    _, *rows = section.table
+    assert NOTHING not in [cell for row in rows for cell in row[2:5]]
+    assert rows[0][4] == "1.00×"
+    assert section.notes == NOTES
     assert "none is that all-reduce itself: 1" in NOTES[0]
 
 
 def test_the_claim_speaks_of_ratios_of_a_hundred_only(record: Path) -> None:
-    found = results(summarise(read_records([record])))
-    assert claim(found)[0].startswith("Claim: VGC loses at most 0.5 points")
-    assert claim(found)[1].endswith("below 100, so the claim says nothing of it.")
-    assert claim(found[1:]) == []
+    found = results(read_records([record]))
+    assert claims(found)[0].startswith("Claim: VGC loses at most 0.5 points")
+    assert claims(found)[1].endswith("below 100, so the claim says nothing of it.")
+    assert claims(found[1:]) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
@@ -131,12 +130,12 @@ def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path) -> None:
     assert finished_runs(tmp_path / "none.jsonl") == []
 
 
-def test_a_record_of_another_experiment_is_neither_gone_on_with_nor_drawn(tmp_path: Path) -> None:
-    """Neither this command nor `thinwire report` knows it; the message says who does."""
+def test_a_record_of_another_experiment_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Its runs are no training runs; the message says so."""
     other = tmp_path / "ef21.jsonl"
     other.write_text('{"kind":"ef21","format":1,"provenance":{}}\n{"kind":"run","setting":{}}\n')
     before = other.read_text()
-    told = r"line 1: a record of `thinwire reproduce ef21`, .* repeat the command .* --resume --out .*ef21.jsonl --page"
+    told = r"ef21.jsonl, line 2: malformed: no training run, but one of another experiment"
     with pytest.raises(RecordError, match=told):
         train(vgc_configs(SMALL, "adam", epochs=1), other, resume=True)
     with pytest.raises(RecordError, match=told):
@@ -214,7 +213,7 @@ def test_an_interruption_keeps_what_was_done(
 def test_the_documented_table_is_that_of_its_record() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "reproduce.md").read_text()
-    found = results(summarise(read_records([docs / "records" / "vgc-cifar10-adam.jsonl"])))
+    found = results(read_records([docs / "records" / "vgc-cifar10-adam.jsonl"]))
     assert len(found) == 7
     for one in found:
         ratios = (one.row.ratio_elements, one.row.ratio_message, one.row.ratio_effective)

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.report.provenance import cpu_model
 from thinwire.training.formatting import NOTHING, plural
-from thinwire.training.provenance import cpu_model
 
 
 class Measured(Protocol):

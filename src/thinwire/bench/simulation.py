@@ -21,7 +21,7 @@ from thinwire.bench.timing import wall_clock
 from thinwire.engines.simulate import Instant
 from thinwire.extras import require
 from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression
-from thinwire.report.figures import Axis, Chart, Section, lines, write_figures
+from thinwire.report.page import Axis, Chart, Section, lines, write_page
 from thinwire.spec import parse
 from thinwire.theory import ef21_nonconvex_step, markov
 from thinwire.training.formatting import NOTHING, show_bytes, show_seconds
@@ -238,7 +238,7 @@ def growth_page(rows: Sequence[SimulationRow], path: Path) -> None:
         Chart("Memory", "data, state and gradients of all workers", workers, memory, lines(held)),
     ]
     facts = ["EF21", "top-1", "float64", "logistic regression"]
-    write_figures([Section("Simulation", facts, [], [HEAD, *map(_cells, rows)], charts)], path)
+    write_page([Section("Simulation", facts, [], [HEAD, *map(_cells, rows)], charts)], path)
 
 
 # ----------------------------------------------------------------------------------------------------- method by method

@@ -12,9 +12,9 @@ from rich.text import Text
 from thinwire import spec
 from thinwire.cli.console import console
 from thinwire.ops.backends import BACKENDS, Backend
+from thinwire.report.provenance import commit, cpu_model, version
 from thinwire.training.config import TORCH_METHODS
 from thinwire.training.device import process_groups
-from thinwire.training.provenance import commit, cpu_model, version
 from thinwire.training.tasks import TASKS
 from thinwire.version import __version__, source_digest
 

@@ -12,7 +12,7 @@ import typer
 
 from thinwire.errors import ConfigError
 from thinwire.extras import check_packages
-from thinwire.report.template import REPORT
+from thinwire.report.page import PACKAGES
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
 from thinwire.training.tasks import TASKS
 
@@ -115,6 +115,6 @@ def check_command(*needed: Mapping[str, str], page: Path | None = None) -> None:
     A `BackendError` names all that are missing, with one line that installs them.
     """
     together: dict[str, str] = {}
-    for each in (*needed, REPORT if page is not None else {}):
+    for each in (*needed, PACKAGES if page is not None else {}):
         together |= each
     check_packages(together, "this command")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from thinwire.cli.console import say
 from thinwire.errors import RecordWarning
-from thinwire.training.destination import FORCE, RESUME, check_destination, check_distinct
+from thinwire.report.destination import FORCE, RESUME, check_destination, check_distinct
 
 
 def check_page(page: Path | None, option: str = "--page", *, force: bool) -> None:

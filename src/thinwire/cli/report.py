@@ -11,34 +11,35 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say
 from thinwire.cli.options import check_command
 from thinwire.cli.outputs import check_page, noted
+from thinwire.papers import read_sections
+from thinwire.report.destination import check_distinct
 from thinwire.report.page import write_page
-from thinwire.training.destination import check_distinct
 from thinwire.training.formatting import plural
-from thinwire.training.records import read_records
 
 
 def report(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records that train or compare wrote.")],
+    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records that any command wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
     force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
     """Turn records into one self-contained HTML page.
 
-    Loss against steps, against bytes and against seconds, a table, and the provenance of every run. The page is
-    made from the records alone and needs no network. A run that was cut off is drawn as far as it got.
+    A section for each task, or for each figure of a paper: tables, charts, what was found, and where it comes from.
+    Records of different commands may stand together. The page is made from the records alone and needs no network. A
+    run that was cut off is drawn as far as it got.
 
     **Examples**
 
       thinwire report runs/digits-20260101-120000.jsonl
 
-      thinwire report runs/*.jsonl --out comparison.html
+      thinwire report runs/*.jsonl --out everything.html
     """
     check_command(page=out)
     check_page(out, "--out", force=force)
     for record in records:
         check_distinct(record, out, "a record and --out")
     with noted():
-        runs = read_records(records)
-    write_page(runs, out)
-    say(console(), f"report: {out} ({plural(len(runs), 'run')})")
+        sections, runs = read_sections(records)
+    write_page(sections, out)
+    say(console(), f"report: {out} ({plural(runs, 'run')})")

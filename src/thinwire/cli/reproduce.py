@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from thinwire.cli import options
-from thinwire.cli.console import INTERRUPTED, console, say
-from thinwire.cli.options import check_command
-from thinwire.cli.outputs import check_outputs
-from thinwire.cli.progress import progress
-from thinwire.cli.reproduce_ef21 import ef21
-from thinwire.cli.reproduce_memsgd import memsgd
-from thinwire.cli.vgc_table import NOTES, vgc_table
+from thinwire.cli.console import say
+from thinwire.cli.options import DATA, THREADS, check_command
+from thinwire.cli.runs import Outputs, check_resume, run_experiment, train_all
 from thinwire.errors import ConfigError
-from thinwire.papers.vgc.result import claim, results
-from thinwire.papers.vgc.runs import CIFAR10, SMALL, split_methods, vgc_configs
-from thinwire.report.page import write_page
-from thinwire.training.config import RunConfig
-from thinwire.training.records import RunRecord
-from thinwire.training.resume import finished_runs
-from thinwire.training.summary import summarise
+from thinwire.papers.ef21 import runs as ef21_runs
+from thinwire.papers.ef21 import settings as ef21_settings
+from thinwire.papers.ef21.sections import EF21_EXPERIMENT
+from thinwire.papers.memsgd import runs as memsgd_runs
+from thinwire.papers.memsgd import settings as memsgd_settings
+from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT
+from thinwire.papers.vgc.sections import VGC_EXPERIMENT, results
+from thinwire.papers.vgc.settings import CIFAR10, SMALL, split_methods, vgc_configs
+from thinwire.problems.datasets import places
 from thinwire.training.tasks import TASKS
-from thinwire.training.train import train
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
+
+_option = partial(typer.Option, show_default=False)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a run, or a row, instead of the tables.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")]
+Libsvm = Annotated[str | None, _option("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).")]
+WHOLE, QUICK = memsgd_settings.WHOLE, memsgd_settings.QUICK
+EF21_QUICK = f"{ef21_settings.QUICK_ROUNDS} rounds, {' and '.join(ef21_settings.QUICK_FIGURES)}: a minute."
+MEMSGD_QUICK = f"{', '.join(QUICK.figures)}, {QUICK.most:,} steps or one epoch a run: a minute."
+
+
+def _some_of(figures: Iterable[str]) -> str:
+    return f"Some of (default: all) {', '.join(figures)}."
 
 
 @reproduce.callback()
@@ -37,8 +45,124 @@ def _group() -> None:
     """Repeat a paper's experiment and set it beside the paper's figures."""
 
 
-reproduce.command("ef21")(ef21)
-reproduce.command("memsgd")(memsgd)
+def _split(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+@reproduce.command("ef21")
+def ef21(
+    context: typer.Context,
+    dataset: Annotated[
+        str | None,
+        _option(
+            "--dataset", help="With commas between (default: phishing,a9a where there is data, else breast_cancer)."
+        ),
+    ] = None,
+    figures: Annotated[str | None, _option("--figures", help=_some_of(ef21_settings.FIGURES))] = None,
+    rounds: Annotated[int | None, _option("--rounds", help=f"At most (default: {ef21_settings.ROUNDS:,}).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=EF21_QUICK)] = False,
+    data: Libsvm = None,
+    as_json: Json = False,
+    resume: Resume = False,
+    out: options.Out = None,
+    page: options.Page = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> None:
+    """EF21, EF, EF21+ and gradient descent on LIBSVM data (Richtárik, Sokolov and Fatkhullin 2021), and successors.
+
+    Logistic regression with the nonconvex regulariser, λ = 0.1, and least squares; 20 workers with the file's rows in
+    order; x⁰ from numpy's default_rng(0); steps are multiples of theory's, as the paper tuned them. The record is
+    written run by run: Ctrl-C keeps what was done, and --resume goes on.
+
+    **Examples**
+
+      thinwire reproduce ef21 --quick
+
+      thinwire reproduce ef21 --dataset phishing,a9a,mushrooms,w8a --figures tuned --data ~/libsvm --page ef21.html
+    """
+    check_resume(resume, out)
+    check_command(DATA, page=page)
+    outputs = Outputs.of(context, "ef21", out, page, resume=resume, force=force, as_json=as_json)
+    where = places(_split(dataset) if dataset is not None else ef21_settings.default_datasets(data), data)
+    asked = ef21_settings.settings(
+        list(where),
+        _split(figures) if figures else ef21_settings.QUICK_FIGURES if quick else tuple(ef21_settings.FIGURES),
+        rounds if rounds is not None else ef21_settings.QUICK_ROUNDS if quick else ef21_settings.ROUNDS,
+    )
+    shapes = {name: ef21_runs.dataset_of(name, place).rows.shape for name, place in where.items()}
+    wanted, problems = ef21_settings.possible(asked, shapes)
+    if problems and figures:
+        raise ConfigError(f"{problems[0]}; leave it out of --figures, or take other data")
+    for problem in problems:
+        say(Console(stderr=True, highlight=False), f"{problem}; it is left out", "yellow")
+    run_experiment(
+        EF21_EXPERIMENT,
+        {setting: setting.rounds for setting in wanted},
+        lambda setting, watch: ef21_runs.run(setting, where[setting.dataset], watch),
+        outputs,
+    )
+
+
+@reproduce.command("memsgd")
+def memsgd(
+    context: typer.Context,
+    figures: Annotated[str | None, _option("--figures", "--figure", help=_some_of(memsgd_settings.FIGURES))] = None,
+    dataset: Annotated[
+        str | None,
+        _option("--dataset", help="With commas between: generated, breast_cancer, LIBSVM files of the folder --data."),
+    ] = None,
+    data: Libsvm = None,
+    samples: Annotated[
+        int | None, _option("--samples", help=f"Rows of generated (default: {WHOLE.samples:,}).")
+    ] = None,
+    epochs: Annotated[int | None, _option("--epochs", help="Of every run (default: the paper's or more).")] = None,
+    threads: Annotated[
+        str | None, _option("--threads", help="Numbers of threads (default: the paper's, up to all cores).")
+    ] = None,
+    repeats: Annotated[int | None, _option("--repeats", help=f"Of timed runs (default: {WHOLE.repeats}).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=MEMSGD_QUICK)] = False,
+    as_json: Json = False,
+    resume: Resume = False,
+    out: options.Out = None,
+    page: options.Page = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> None:
+    """Sparsified SGD with memory (Stich, Cordonnier and Jaggi 2018): theory's steps, bits beside QSGD, many cores.
+
+    Logistic regression with λ = 1/n on rows of norm one, one sample a step. Without data of your own: a dense set in
+    the shape of epsilon (d = 2,000), made in memory, and scikit-learn's breast cancer data. The record is written run
+    by run: Ctrl-C keeps what was done, and --resume goes on. Where the paper's figures are wrong, the tables say so.
+
+    **Examples**
+
+      thinwire reproduce memsgd --quick
+
+      thinwire reproduce memsgd --figures theory --samples 50000 --page memsgd.html
+
+      thinwire reproduce memsgd --figures bits,cores --data rcv1_train.binary.bz2
+
+      thinwire reproduce memsgd --data ~/libsvm --dataset rcv1_train.binary,generated --out m.jsonl --resume
+    """
+    check_resume(resume, out)
+    check_command(THREADS, DATA, page=page)
+    outputs = Outputs.of(context, "memsgd", out, page, resume=resume, force=force, as_json=as_json)
+    some = QUICK if quick else WHOLE
+    chosen = _split(figures) if figures else some.figures
+    counts = memsgd_runs.default_threads() if threads is None else options.integers(threads, "--threads")
+    times = some.repeats if repeats is None else repeats
+    memsgd_settings.check(chosen, counts, times, epochs)
+    where = places(memsgd_settings.datasets(dataset, data, some.samples if samples is None else samples), data)
+    scales = memsgd_runs.scales_of(where, some.most)
+    lengths = {scale.dataset: scale.samples for scale in scales}
+    wanted = memsgd_settings.settings(scales, chosen, counts, times, epochs)
+    run_experiment(
+        MEMSGD_EXPERIMENT,
+        {setting: setting.epochs * lengths[setting.dataset] for setting in wanted},
+        lambda setting, watch: memsgd_runs.run(setting, where[setting.dataset], watch),
+        outputs,
+    )
 
 
 @reproduce.command("vgc")
@@ -48,21 +172,15 @@ def vgc(
         str, typer.Option("--optimizer", help="adam or momentum, the halves of the table, or adamw.")
     ] = "adam",
     methods: Annotated[
-        str | None,
-        typer.Option("--methods", help="Methods, with commas between (default: the paper's).", show_default=False),
+        str | None, _option("--methods", help="Methods, with commas between (default: the paper's).")
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", help="Epochs of each run (default: the paper's 300).", show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, _option("--epochs", help="Epochs of each run (default: the paper's 300).")] = None,
     seeds: options.Seeds = "0",
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The folder of CIFAR-10 (default: THINWIRE_DATA).", show_default=False),
-    ] = None,
+    data: Annotated[str | None, _option("--data", help="The folder of CIFAR-10 (default: THINWIRE_DATA).")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda; all workers share it.")] = "cpu",
     small: Annotated[bool, typer.Option("--small", help="Digits in place of CIFAR-10: two cores, minutes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row instead of the table.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")] = False,
+    as_json: Json = False,
+    resume: Resume = False,
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
@@ -83,8 +201,7 @@ def vgc(
     """
     if small and data is not None:
         raise ConfigError(f"--small brings its own data, got --data {data}; leave one of them out")
-    if resume and out is None:
-        raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+    check_resume(resume, out)
     configs = vgc_configs(
         SMALL if small else CIFAR10,
         optimizer,
@@ -95,40 +212,6 @@ def vgc(
         device=device,
     )
     check_command(TASKS[configs[0].task].packages, page=page)
-    record = options.record_path(out, "vgc")
-    check_outputs(record, page, force=force, resume=resume)
-    runs, whole = _train(context, configs, record, resume, force, quiet=as_json)
-    if runs:
-        _show(runs, as_json)
-    if page is not None and runs:
-        write_page(runs, page)
-    for path, what in ((record, "record"), (page, "report")):
-        if runs and path is not None and not as_json:
-            say(console(), f"{what}: {path}")
-    if not whole:
-        say(Console(stderr=True), f"finished runs are kept; go on with --resume --out {record}")
-        raise typer.Exit(INTERRUPTED)
-
-
-def _train(
-    context: typer.Context, configs: Sequence[RunConfig], record: Path, resume: bool, force: bool, quiet: bool
-) -> tuple[list[RunRecord], bool]:
-    """The runs that came to their end, and whether those are all."""
-    out = Console(stderr=True, highlight=False) if quiet else console()
-    try:
-        with progress(out, len(configs), configs[0].workers, "sim") as listener:
-            return train(configs, record, ["thinwire", *context.obj], listener, resume=resume, force=force), True
-    except KeyboardInterrupt:
-        return finished_runs(record), False
-
-
-def _show(runs: Sequence[RunRecord], as_json: bool) -> None:
-    found = results(summarise(runs))
-    if as_json:
-        for one in found:
-            print(json.dumps(one.plain()))
-        return
-    out = console()
-    out.print(vgc_table(found))
-    for sentence in (*claim(found), *NOTES):
-        say(out, sentence)
+    outputs = Outputs.of(context, "vgc", out, page, resume=resume, force=force, as_json=as_json)
+    runs, whole = train_all(configs, outputs, VGC_EXPERIMENT.name)
+    outputs.conclude(VGC_EXPERIMENT.sections(runs), (one.plain() for one in results(runs)), whole=whole)

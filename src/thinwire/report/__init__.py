@@ -1,5 +1,19 @@
-"""The report: records in, one self-contained HTML page out."""
+"""The report: records of runs, written line by line, and the one page that shows them."""
 
-from thinwire.report.page import write_page
+from thinwire.report.experiment import Experiment
+from thinwire.report.page import Axis, Chart, Section, Series, lines, page_text, write_page
+from thinwire.report.record import Writer, one_line_each, read_record
 
-__all__ = ["write_page"]
+__all__ = [
+    "Axis",
+    "Chart",
+    "Experiment",
+    "Section",
+    "Series",
+    "Writer",
+    "lines",
+    "one_line_each",
+    "page_text",
+    "read_record",
+    "write_page",
+]

@@ -1,132 +1,164 @@
-"""The page of training runs: one self-contained HTML file, made from records alone."""
+"""The page: sections of tables and line charts, which become one self-contained HTML text.
+
+The script that draws is our own: plotly, which drew the charts before, comes as one file of 4.8 MB and put it into
+every page.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from thinwire.report.curves import curves
-from thinwire.report.figures import Axis, Chart, Section, Series, page_text
-from thinwire.report.palette import Look, styles
-from thinwire.report.template import write_text
-from thinwire.training.formatting import (
-    NOTHING,
-    metric_name,
-    plural,
-    show_bytes,
-    show_fewer,
-    show_metric,
-    show_seconds,
-)
-from thinwire.training.records import RunRecord
-from thinwire.training.summary import Row, summarise
-from thinwire.training.verdict import verdict
+from thinwire.extras import require
+from thinwire.report.destination import write_whole
 
-FOOTER = (
-    "Made by thinwire from the run's record alone. Wall time is the time of training steps on rank 0; bytes are what "
-    "leaves one worker."
-)
-BYTES = Axis("bytes sent by a worker", log=True, unit="B")
-STEPS = Axis("steps", zero=True, noun="steps")
-SECONDS = Axis("seconds", zero=True, noun="seconds")
-LOSS = Axis("", log=True)
+PACKAGES = {"jinja2": "report"}
+"""What a page needs, and the extra that brings it."""
+FOOTER = "Made by thinwire from the record alone."
+DIGITS = 5
+"""Significant digits of what is drawn: a screen shows three, and a page takes a third of the bytes."""
+# Okabe and Ito (2008), without yellow and black: both vanish on one of the two backgrounds.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+DASHES = ("solid", "dash", "dot", "dashdot")
+NEUTRAL = "var(--neutral)"
+"""The page's grey, for what others are measured by."""
 
 
-def write_page(runs: Sequence[RunRecord], path: Path) -> None:
-    """Write the page of the runs to `path`."""
-    write_text(render(runs), path)
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn: colours stay apart for colour-blind eyes, and dashes do so without colour."""
+
+    colour: str
+    dash: str = DASHES[0]
+
+    @property
+    def peer(self) -> bool:
+        """Whether it is grey: what others are measured by."""
+        return self.colour == NEUTRAL
 
 
-def render(runs: Sequence[RunRecord]) -> str:
-    """The page's HTML: template, style, script and data in one text."""
-    return page_text([_section(task, group) for task, group in _by_task(runs).items()], FOOTER)
+def look(place: int) -> Look:
+    """Of the line in this place: every colour in one dash, then every colour in the next."""
+    return Look(COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
 
 
-def _by_task(runs: Sequence[RunRecord]) -> dict[tuple[str, str | None], list[RunRecord]]:
-    groups: dict[tuple[str, str | None], list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault((run.config.task, run.config.data), []).append(run)
-    return groups
+def looks(peers: Sequence[bool]) -> list[Look]:
+    """A look for each line: grey and a dash for a peer, a colour for any other."""
+    ours, others = iter(range(len(peers))), iter(range(1, len(peers) + 1))
+    return [Look(NEUTRAL, DASHES[next(others) % len(DASHES)]) if peer else look(next(ours)) for peer in peers]
 
 
-def _section(task: tuple[str, str | None], runs: Sequence[RunRecord]) -> Section:
-    """What the page shows of one task."""
-    rows = summarise(runs)
-    looks = styles(rows)
-    return Section(
-        title=task[0] + (f" · {Path(task[1]).name}" if task[1] else ""),
-        facts=_facts(runs),
-        sentences=verdict(rows),
-        table=[_head(rows), *map(_cells, rows)],
-        charts=_charts(rows, looks),
-        looks=looks,
-        provenance=[_provenance(run) for run in runs],
-    )
+@dataclass(frozen=True)
+class Axis:
+    """What an axis measures."""
+
+    title: str
+    log: bool = False
+    zero: bool = False
+    """Begins at zero."""
+    percent: bool = False
+    unit: str | None = None
+    """Written behind a number and its prefix: 10 kB, or 10k for no unit; None where there is no prefix either: 10⁻⁷."""
+    noun: str = ""
+    """What follows a value in a sentence: 300 *steps*."""
+    span: tuple[float, float] | None = None
+    """From where to where; None for what is drawn."""
 
 
-def _facts(runs: Sequence[RunRecord]) -> list[str]:
-    """Settings that all runs share, as short phrases."""
-    shown = [set(phrases) for phrases in zip(*(_phrases(run) for run in runs), strict=True)]
-    return [phrase for each in shown if len(each) == 1 for phrase in each if phrase]
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart, with the range over seeds where there are several."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    look: Look
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
-def _phrases(run: RunRecord) -> tuple[str, ...]:
-    config = run.config
-    return (
-        plural(config.workers, "worker"),
-        "real processes on gloo" if config.engine == "ddp" else "simulated in one process",
-        f"{run.task['parameters']:,} parameters",
-        f"{config.steps:,} steps",
-        f"{config.batch} samples a worker and step",
-        f"{config.optimizer}, {config.schedule} learning rate",
-        str(run.task["data"].get("source", "")),
-    )
+@dataclass(frozen=True)
+class Chart:
+    """Lines over common axes."""
+
+    title: str
+    note: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
 
 
-def _head(rows: Sequence[Row]) -> list[str]:
-    ratios = ["fewer bytes\nthan fp32", "fewer bytes\nthan fp16"]
-    return ["method", "lr", metric_name(rows[0]), "seeds", "a worker sent", *ratios, "wall time"]
+@dataclass(frozen=True)
+class Section:
+    """A heading, facts that all runs share, sentences, a table (its first row is the head) and charts.
+
+    Sentences tell what was found, notes how to read it. With `looks`, one for each row of the table, the rows' first
+    cells are the legend of the charts: their labels.
+    """
+
+    title: str
+    facts: Sequence[str]
+    sentences: Sequence[str]
+    table: Sequence[Sequence[str]]
+    charts: Sequence[Chart]
+    looks: Sequence[Look] = ()
+    provenance: Sequence[Mapping[str, str]] = ()
+    notes: Sequence[str] = ()
 
 
-def _cells(row: Row) -> list[str]:
-    return [
-        row.label,
-        f"{row.config.lr:g}",
-        show_metric(row),
-        str(len(row.runs)),
-        show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
-        show_fewer(row.ratio_fp32),
-        show_fewer(row.ratio_fp16),
-        show_seconds(row.seconds.mean) if row.seconds else NOTHING,
-    ]
+def lines(courses: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> list[Series]:
+    """A series for each label, x and y, each with a look of its own."""
+    return [Series(label, x, y, look(place)) for place, (label, x, y) in enumerate(courses)]
 
 
-def _provenance(run: RunRecord) -> dict[str, str]:
-    about = {"config": run.config.asdict(), "task": run.task, "provenance": run.provenance, "end": run.end}
-    return {
-        "title": f"{run.config.method} · seed {run.config.seed}",
-        "json": json.dumps(about, indent=2, ensure_ascii=False),
-    }
+def page_text(sections: Sequence[Section], footer: str = FOOTER) -> str:
+    """The HTML of these sections: template, style, script and data in one text."""
+    jinja = require("jinja2", PACKAGES["jinja2"], "the report page")
+    environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    sections = _notes_once(sections)
+    drawn = [_plain(chart) for section in sections for chart in section.charts]
+    parts = {"style": _read("style.css"), "script": _read("charts.js"), "data": _script_json(drawn)}
+    text: str = environment.from_string(_read("page.html.j2")).render(sections=sections, footer=footer, **parts)
+    return text
 
 
-def _charts(rows: Sequence[Row], looks: Sequence[Look]) -> list[Chart]:
-    def chart(title: str, note: str, x: tuple[str, Axis], y: tuple[str, Axis]) -> Chart:
-        return Chart(title, note, x[1], y[1], [_series(*each, x[0], y[0]) for each in zip(rows, looks, strict=True)])
-
-    name = metric_name(rows[0])
-    sent, loss = ("bytes", BYTES), ("loss", LOSS)
-    metric = ("metric", Axis("", percent=rows[0].runs[0].task["percent"]))
-    return [
-        chart("Training loss against bytes", "what one worker has sent so far, logarithmic", sent, loss),
-        chart("Training loss against steps", "running mean over batches; bands span the seeds", ("steps", STEPS), loss),
-        chart(
-            "Training loss against seconds", "time in training steps, evaluation left out", ("seconds", SECONDS), loss
-        ),
-        chart(f"{name[0].upper()}{name[1:]} against bytes", "on data that training never sees", sent, metric),
-    ]
+def write_page(sections: Sequence[Section], path: Path) -> None:
+    """Write the page of these sections, whole or not at all; a path that cannot be written is a `ConfigError`."""
+    write_whole(page_text(sections), path, "page", "it")
 
 
-def _series(row: Row, look: Look, x: str, y: str) -> Series:
-    course = curves(row)[y]
-    return Series(row.label, course[x], course["mean"], look, course["low"], course["high"])
+def _notes_once(sections: Sequence[Section]) -> list[Section]:
+    """The sections, each note in the first alone that has it."""
+    said: set[str] = set()
+    found = []
+    for section in sections:
+        found.append(replace(section, notes=[note for note in section.notes if note not in said]))
+        said.update(section.notes)
+    return found
+
+
+def _plain(chart: Chart) -> dict[str, Any]:
+    """A chart as its script reads it."""
+    return {"x": vars(chart.x), "y": vars(chart.y), "series": [_plain_series(series) for series in chart.series]}
+
+
+def _plain_series(series: Series) -> dict[str, Any]:
+    numbers = {name: _rounded(getattr(series, name)) for name in ("x", "y", "low", "high")}
+    return {"label": series.label, "colour": series.look.colour, "dash": series.look.dash, **numbers}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

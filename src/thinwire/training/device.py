@@ -1,4 +1,4 @@
-"""Where a run computes: whether the device is there, what it is, and how it adds and multiplies."""
+"""Where a run computes: whether the device is there, and how it adds and multiplies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ def check_device(device: str) -> None:
     """A `BackendError` where a GPU is asked for and torch sees none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise BackendError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
-
-
-def accelerator(device: str) -> dict[str, str] | None:
-    """What the record says of a GPU; None for a CPU."""
-    if device != "cuda":
-        return None
-    return {"name": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), "float32_products": "TF32"}
 
 
 @contextmanager

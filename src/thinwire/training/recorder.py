@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from thinwire.report.lines import LineWriter
+from thinwire.report.record import FORMAT, head
 from thinwire.training.config import RunConfig
-from thinwire.training.lines import LineWriter
 from thinwire.training.tasks import Task
 from thinwire.training.totals import Totals
-
-FORMAT = 1
-"""Version of the record's format; a reader refuses any other."""
 
 Line = Mapping[str, Any]
 Listener = Callable[[Line], None]
@@ -32,7 +30,7 @@ def _plain(value: Any) -> Any:
 class Recorder:
     """Appends one JSON object a line.
 
-    A run is `run`, then `step` and `eval` lines, then `end`; runs of one command follow each other.
+    The head comes first. A run is `run`, then `step` and `eval` lines, then `end`; runs follow each other.
     """
 
     def __init__(self, path: Path, provenance: Mapping[str, Any], listener: Listener | None = None) -> None:
@@ -44,7 +42,12 @@ class Recorder:
         self._lines.close()
 
     def _write(self, kind: str, **content: Any) -> None:
-        line = _plain({"kind": kind, **content})
+        if self._lines.empty:
+            self._append(head(self._provenance))
+        self._append({"kind": kind, **content})
+
+    def _append(self, content: Line) -> None:
+        line = _plain(content)
         self._lines.write(json.dumps(line, allow_nan=False))
         if self._listener:
             self._listener(line)

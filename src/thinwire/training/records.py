@@ -1,18 +1,16 @@
-"""Records: reading the JSON-lines file of a command back, with strict checks and line numbers."""
+"""Records of training: the lines of a run read back, with strict checks and line numbers."""
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import RecordError, RecordWarning, ThinwireError
+from thinwire.errors import ThinwireError
+from thinwire.report.record import FORMAT, Line, read_record
 from thinwire.training.config import RunConfig
-from thinwire.training.lines import split_lines
-from thinwire.training.recorder import FORMAT
 
 CUT_OFF = "cut off"
 """The status of a run whose record has no `end` line."""
@@ -86,126 +84,97 @@ class RunRecord:
 
 
 def read_records(paths: Iterable[Path]) -> list[RunRecord]:
-    """All runs of the files, in order; anything missing or malformed is a `RecordError`.
+    """All training runs of the files, in order; anything missing or malformed is a `RecordError`.
 
     What was written before a record was cut off is read, and a `RecordWarning` says where it breaks off.
     """
-    return [run for path in paths for run in _read_file(path)]
+    return [run for path in paths for run in runs_of_lines(read_record(path).lines)]
 
 
-@dataclass(frozen=True)
-class _Place:
-    path: Path
-    number: int
-
-    def error(self, problem: str) -> RecordError:
-        return RecordError(f"record {self.path}, line {self.number}: {problem}")
-
-
-def _read_file(path: Path) -> list[RunRecord]:
-    try:
-        lines, torn = split_lines(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror or error
-        raise RecordError(f"record {path} cannot be read: {reason}; give a file that thinwire train wrote") from None
-    if torn and any(lines):
-        _warn(_Place(path, len(lines) + 1), "cut off while it was written, and left out")
-    elif torn:
-        lines = [*lines, torn]
-    if not any(line.strip() for line in lines):
-        raise RecordError(f"record {path}, line 1: the file is empty; the run never started, so run it again")
-    return list(_runs(path, lines))
-
-
-def _runs(path: Path, lines: Iterable[bytes]) -> Iterator[RunRecord]:
+def runs_of_lines(lines: Sequence[Line]) -> list[RunRecord]:
     """Cut the lines into runs: `run`, then `step` and `eval` in any number, then `end` unless the run was cut off."""
-    current: list[tuple[_Place, dict[str, Any]]] = []
-    for number, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            continue
-        place = _Place(path, number)
-        line = _line(raw, place)
-        if line["kind"] != "run" and not current:
-            raise place.error(f"a {line['kind']!r} line outside of any run; a run begins with a 'run' line")
-        if line["kind"] == "run" and current:
+    return list(_runs(lines))
+
+
+def _runs(lines: Iterable[Line]) -> Iterator[RunRecord]:
+    current: list[Line] = []
+    for line in lines:
+        kind = _checked_kind(line)
+        if kind != "run" and not current:
+            raise line.error(f"a {kind!r} line outside of any run; a run begins with a 'run' line")
+        if kind == "run" and current:
             yield _assemble_cut_off(current)
             current = []
-        current.append((place, line))
-        if line["kind"] == "end":
+        current.append(line)
+        if kind == "end":
             yield _assemble(current)
             current = []
     if current:
         yield _assemble_cut_off(current)
 
 
-def _assemble_cut_off(lines: list[tuple[_Place, dict[str, Any]]]) -> RunRecord:
+def _checked_kind(line: Line) -> str:
+    """What the line is; every field that such a line must have is there."""
+    kind = str(line.content["kind"])
+    if kind not in _FIELDS:
+        found = json.dumps(line.content)[:60]
+        raise line.error(f'malformed: an object with "kind" one of {", ".join(_FIELDS)} is expected, got {found}')
+    if kind == "run" and "config" not in line.content:
+        raise line.error("malformed: no training run, but one of another experiment, which `thinwire report` draws")
+    if kind == "run" and line.content.get("format") != FORMAT:
+        raise line.error(
+            f"format {line.content.get('format')}, but this thinwire reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
+    _check_fields(line, line.content, _FIELDS[kind])
+    return kind
+
+
+def _assemble_cut_off(lines: Sequence[Line]) -> RunRecord:
     """A run without its `end` line, ended by what the last of its lines tells."""
-    last: dict[str, Any] = next((line for _, line in reversed(lines) if line["kind"] != "run"), {})
-    values: dict[str, Any] = next((line["values"] for _, line in reversed(lines) if line["kind"] == "eval"), {})
+    contents = [line.content for line in reversed(lines)]
+    last: dict[str, Any] = next((content for content in contents if content["kind"] != "run"), {})
+    values: dict[str, Any] = next((content["values"] for content in contents if content["kind"] == "eval"), {})
     known = {"steps": last.get("step", 0), "seconds": last.get("seconds", 0.0), "sent_bytes": last.get("sent_bytes", 0)}
     unknown = {name: None for name in _FIELDS["end"] if name not in ("status", "values", *known)}
-    run = _assemble([*lines, (lines[-1][0], {"kind": "end", "status": CUT_OFF, **known, **unknown, "values": values})])
+    end = {"kind": "end", "status": CUT_OFF, **known, **unknown, "values": values}
+    run = _assemble([*lines, replace(lines[-1], content=end)])
     who = f"the run that begins here, {run.config.method} with seed {run.config.seed}, has no end line"
-    _warn(lines[0][0], f"{who}: it was cut off at step {known['steps']} (line {lines[-1][0].number})")
+    lines[0].warn(f"{who}: it was cut off at step {known['steps']} (line {lines[-1].number})")
     return run
 
 
-def _warn(place: _Place, what: str) -> None:
-    warnings.warn(f"record {place.path}, line {place.number}: {what}", RecordWarning, stacklevel=3)
-
-
-def _line(raw: bytes, place: _Place) -> dict[str, Any]:
-    try:
-        line = json.loads(raw.decode())
-    except UnicodeDecodeError as error:
-        raise place.error(f"not UTF-8 text (byte {error.start}); give a file that thinwire wrote") from None
-    except ValueError as error:
-        raise place.error(f"malformed: not a JSON object ({error})") from None
-    if isinstance(line, dict) and line.get("kind") not in _FIELDS and "provenance" in line:
-        raise place.error(
-            f"a record of `thinwire reproduce {line['kind']}`, which draws its own page: repeat the command that wrote "
-            f"it with --resume --out {place.path} --page page.html"
-        )
-    if not isinstance(line, dict) or line.get("kind") not in _FIELDS:
-        raise place.error(f'malformed: an object with "kind" one of {", ".join(_FIELDS)} is expected, got {raw[:60]!r}')
-    if line["kind"] == "run" and line.get("format") != FORMAT:
-        raise place.error(
-            f"format {line.get('format')}, but this thinwire reads format {FORMAT}; use the version that wrote it"
-        )
-    _check_fields(line, _FIELDS[line["kind"]], place)
-    return line
-
-
-def _check_fields(line: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], place: _Place) -> None:
+def _check_fields(place: Line, content: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
     for name, types in fields.items():
-        if name not in line:
+        if name not in content:
             raise place.error(f"malformed: the field {name!r} is missing")
-        value = line[name]
+        value = content[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
             raise place.error(f"malformed: the field {name!r} must be {wanted}, got {json.dumps(value)[:60]}")
 
 
-def _assemble(lines: list[tuple[_Place, dict[str, Any]]]) -> RunRecord:
-    place, run = lines[0]
-    _check_fields(run["task"], _TASK_FIELDS, place)
+def _assemble(lines: Sequence[Line]) -> RunRecord:
+    first, run = lines[0], lines[0].content
+    _check_fields(first, run["task"], _TASK_FIELDS)
     metric = run["task"]["metric"]
     losses, metrics = [], []
-    for at, line in lines[1:-1]:
-        if line["kind"] == "step":
-            losses.append(_point(line, line["loss"]))
+    for line in lines[1:-1]:
+        content = line.content
+        if content["kind"] == "step":
+            losses.append(_point(content, content["loss"]))
         else:
-            _check_fields(line["values"], {metric: _OPTIONAL}, at)
-            metrics.append(_point(line, line["values"][metric]))
-    config = _config(run["config"], place)
-    return RunRecord(config, run["task"], run["provenance"], tuple(losses), tuple(metrics), lines[-1][1])
+            _check_fields(line, content["values"], {metric: _OPTIONAL})
+            metrics.append(_point(content, content["values"][metric]))
+    config = _config(run["config"], first)
+    return RunRecord(config, run["task"], run["provenance"], tuple(losses), tuple(metrics), lines[-1].content)
 
 
 def _point(line: Mapping[str, Any], value: float | None) -> Point:
     return Point(line["step"], value, line["sent_bytes"], line["seconds"])
 
 
-def _config(plain: Mapping[str, Any], place: _Place) -> RunConfig:
+def _config(plain: Mapping[str, Any], place: Line) -> RunConfig:
     try:
         return RunConfig(**plain)
     except (TypeError, ThinwireError) as error:

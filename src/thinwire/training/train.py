@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.report.destination import begun, check_destination
+from thinwire.report.provenance import provenance
+from thinwire.report.record import TRAINING
 from thinwire.training.admission import check_rules
 from thinwire.training.config import RunConfig
-from thinwire.training.destination import begun, check_destination
 from thinwire.training.device import check_device, fast_products, one_thread
 from thinwire.training.follow import Tail
 from thinwire.training.loop import Loop, WarmUp
-from thinwire.training.provenance import provenance
 from thinwire.training.recorder import Listener, Recorder
 from thinwire.training.records import RunRecord, read_records
 from thinwire.training.resume import finished_runs
@@ -32,11 +33,13 @@ def train(
     *,
     resume: bool = False,
     force: bool = False,
+    experiment: str = TRAINING,
 ) -> list[RunRecord]:
     """Train the runs one after the other, write their record, and read it back.
 
     `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
-    holds to their end are not trained again. With `force` one that exists is replaced.
+    holds to their end are not trained again. With `force` one that exists is replaced. The record's head
+    names the `experiment`, which decides what `thinwire report` draws.
     """
     _check_shared(configs)
     check_device(configs[0].device)
@@ -48,7 +51,7 @@ def train(
         task = load_task(configs[0].task, configs[0].data)
         check_rules(configs, task)
         with begun(record, resume=resume):
-            _train(configs, task, record, provenance(command, configs[0].device), listener)
+            _train(configs, task, record, provenance(command, configs[0].device, experiment), listener)
     return read_records([record])
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.problems.data_folder import data_folder
+from thinwire.problems.datasets import BREAST_CANCER, stem
 from thinwire.theory.spectrum import DENSE_SIDE
 
 WORKERS = 20
@@ -17,7 +19,7 @@ GAPS = (1e-1, 1e-2, 1e-3)
 
 
 @dataclass(frozen=True)
-class Setting:
+class EF21Setting:
     """One run: a method at a multiple of its theoretical step size."""
 
     figure: str
@@ -36,6 +38,11 @@ class Setting:
     """The share of its samples that a worker takes in a round."""
     down: int | None = None
     """Numbers in what the server broadcasts, 0 where it has all d; None where that is not counted."""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Runs of one figure on one data set stand in one table."""
+        return self.figure, self.dataset
 
     @property
     def title(self) -> str:
@@ -76,22 +83,22 @@ OTHER_SQUARES: dict[str, Tuned] = {"EF21": (1, 64), "EF": (1, 64), "EF21+": (1, 
 
 RULES = {"EF21": "ef21(topk(count={k}))", "EF": "memsgd(topk(count={k}))", "EF21+": "ef21plus(topk(count={k}))"}
 ROUNDS = 6000
-QUICK_ROUNDS = 1000
+QUICK_ROUNDS, QUICK_FIGURES = 1000, ("tuned", "tolerance")
 
 
-def _run(figure: str, dataset: str, method: str, k: int, factor: float, rounds: int, **more: Any) -> Setting:
+def _run(figure: str, dataset: str, method: str, k: int, factor: float, rounds: int, **more: Any) -> EF21Setting:
     rule = RULES[method].format(k=k) if k else "identity()"
     label = f"{method} {f'k={k}, ' if k else ''}{factor:g}×"
-    return Setting(figure, dataset, label, rule, factor, k, rounds, **more)
+    return EF21Setting(figure, dataset, label, rule, factor, k, rounds, **more)
 
 
-def tuned(dataset: str, rounds: int) -> Iterator[Setting]:
+def tuned(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """EF, EF21, EF21+ and gradient descent at their best."""
     for method, (k, factor) in POSTER.get(dataset, OTHER).items():
         yield _run("tuned", dataset, method, k, factor, rounds)
 
 
-def tolerance(dataset: str, rounds: int) -> Iterator[Setting]:
+def tolerance(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Ever larger steps with top-1: EF's floor rises, EF21 goes on far beyond theory, EF21+ farthest."""
     for method, factors in {
         "EF": (1, 8, 16, 32, 64, 128, 256),
@@ -102,50 +109,50 @@ def tolerance(dataset: str, rounds: int) -> Iterator[Setting]:
             yield _run("tolerance", dataset, method, 1, factor, min(rounds, 2500))
 
 
-def effect_of_k(dataset: str, rounds: int) -> Iterator[Setting]:
+def effect_of_k(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """EF21 with more numbers a message, at one multiple of theory."""
     factor = POSTER.get(dataset, OTHER)["EF21"][1]
     for k in (1, 2, 4, 8, 16, 32):
         yield _run("k", dataset, "EF21", k, factor, min(rounds, 3000))
 
 
-def squares(dataset: str, rounds: int) -> Iterator[Setting]:
+def squares(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Least squares, which satisfies the PL inequality."""
     for method, (k, factor) in POSTER_SQUARES.get(dataset, OTHER_SQUARES).items():
         yield _run("pl", dataset, method, k, factor, rounds, problem="least-squares")
 
 
-def participation(dataset: str, rounds: int) -> Iterator[Setting]:
+def participation(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """EF21-PP with 100 workers and top-2, at the multiples that were tuned on w8a."""
     for share, factor in ((1.0, 64), (0.5, 64), (0.25, 32), (0.125, 16)):
         rule = f"ef21pp(topk(count=2), {share})" if share < 1 else "ef21(topk(count=2))"
         label = f"{share:.1%} of the workers, {factor}×".replace(".0%", "%")
-        yield Setting("participation", dataset, label, rule, factor, 2, min(rounds, 3000), workers=100)
+        yield EF21Setting("participation", dataset, label, rule, factor, 2, min(rounds, 3000), workers=100)
 
 
-def bidirectional(dataset: str, rounds: int) -> Iterator[Setting]:
+def bidirectional(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Top-2 up and top-k down: EF21-BC, whose server compresses g, and EF21-P, whose server compresses the model."""
     yield _run("bidirectional", dataset, "EF21", 2, 64, min(rounds, 3000), down=0)
     for down, factor in ((2, 32), (4, 64), (16, 64)):
         rule, label = f"ef21bc(topk(count=2), topk(count={down}))", f"EF21-BC 2 up, {down} down, {factor}×"
-        yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
+        yield EF21Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
     for down, factor in ((2, 16), (4, 32), (16, 32)):
         rule, label = f"ef21p(ef21(topk(count=2)), topk(count={down}))", f"EF21-P 2 up, {down} down, {factor}×"
-        yield Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
+        yield EF21Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
 
 
-def momentum(dataset: str, rounds: int) -> Iterator[Setting]:
+def momentum(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Heavy ball after the exchange."""
     factor = POSTER.get(dataset, OTHER)["EF21"][1]
     for eta in (0.0, 0.2, 0.4, 0.9):
         scale = factor * (1 - eta)
-        yield Setting(
+        yield EF21Setting(
             "momentum", dataset, f"η={eta:g}, {scale:g}×", f"ef21hb(topk(count=1), eta={eta})", scale, 1,
             min(rounds, 3000),
         )  # fmt: skip
 
 
-def stochastic(dataset: str, rounds: int) -> Iterator[Setting]:
+def stochastic(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Mini-batches of 1.5 %: EF21's floor, its removal by momentum and by PAGE."""
     batch = 0.015
     for label, rule in (
@@ -154,10 +161,10 @@ def stochastic(dataset: str, rounds: int) -> Iterator[Setting]:
         ("EF21-SGD2M η=0.1", "ef21sgd2m(topk(count=1), eta=0.1)"),
         ("EF21-PAGE", f"ef21page(topk(count=1), {batch / (1 + batch):.6f})"),
     ):
-        yield Setting("stochastic", dataset, f"{label}, 32×", rule, 32, 1, min(rounds, 3000), batch=batch)
+        yield EF21Setting("stochastic", dataset, f"{label}, 32×", rule, 32, 1, min(rounds, 3000), batch=batch)
 
 
-FIGURES: dict[str, Callable[[str, int], Iterator[Setting]]] = {
+FIGURES: dict[str, Callable[[str, int], Iterator[EF21Setting]]] = {
     "tuned": tuned,
     "tolerance": tolerance,
     "k": effect_of_k,
@@ -169,7 +176,7 @@ FIGURES: dict[str, Callable[[str, int], Iterator[Setting]]] = {
 }
 
 
-def settings(datasets: Sequence[str], figures: Sequence[str], rounds: int) -> list[Setting]:
+def settings(datasets: Sequence[str], figures: Sequence[str], rounds: int) -> list[EF21Setting]:
     """Every figure for every data set."""
     for figure in figures:
         if figure not in FIGURES:
@@ -177,3 +184,25 @@ def settings(datasets: Sequence[str], figures: Sequence[str], rounds: int) -> li
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {rounds}")
     return [setting for figure in figures for dataset in datasets for setting in FIGURES[figure](dataset, rounds)]
+
+
+def possible(
+    everything: Sequence[EF21Setting], shapes: Mapping[str, tuple[int, int]]
+) -> tuple[list[EF21Setting], list[str]]:
+    """The runs that data of these shapes allow, and a sentence for each figure that they do not allow at all."""
+    wanted = [one for one in everything if one.obstacle(*shapes[one.dataset]) is None]
+    left_out = {one.group: one for one in reversed(everything)}
+    for one in wanted:
+        left_out.pop(one.group, None)
+    return wanted, [
+        f"figure {one.figure} of {one.dataset} cannot be run: {one.obstacle(*shapes[one.dataset])}"
+        for one in reversed(left_out.values())
+    ]
+
+
+def default_datasets(data: str | None) -> list[str]:
+    """Where none is named: the file that `data` is, two sets of the folder, or what scikit-learn has."""
+    folder = data_folder(data)
+    if folder is not None and folder.is_file():
+        return [stem(folder)]
+    return ["phishing", "a9a"] if folder else [BREAST_CANCER]

@@ -1,4 +1,4 @@
-"""The data of the Mem-SGD experiments: rows of norm one in float32, labels −1 and +1, and the least loss f*."""
+"""The problem and the lock-free engine of a run: rows of norm one in float32, labels −1 and +1, the least loss f*."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ import numpy as np
 
 from thinwire.errors import ConfigError
 from thinwire.extras import require
-from thinwire.linear import Samples
+from thinwire.linear import (
+    Average,
+    Bottou,
+    Decoupled,
+    Final,
+    InMemory,
+    LockFree,
+    Regulariser,
+    Samples,
+    Schedule,
+    Shifted,
+    Uniform,
+    Weighted,
+)
+from thinwire.papers.memsgd.settings import GENERATED, SGD, MemSGDSetting
 from thinwire.problems import Dataset, load_dataset
 from thinwire.problems.libsvm import signs
 
-GENERATED, GENERATED_D = "generated", 2_000
-"""Made up in memory, in the shape of epsilon; `generated-5000` has 5,000 rows."""
+GENERATED_D = 2_000
 FIRST_SHARE = 0.38
 """Of a row's square in one direction: the largest eigenvalue of 200 real rows of epsilon. Their next ones are 0.015,
 0.014, 0.011, 0.010, 0.009, 0.007, …, about what 200 rows show of a spectrum that falls as 1/√j."""
@@ -23,18 +36,14 @@ LOGIT = 8.0
 """Standard deviation of the true logits; f* is then 0.37 for 20,000 rows (epsilon: 0.28)."""
 DENSE = 0.25
 """The share of numbers other than zero from which on rows are stored dense."""
-NOTES = {
-    GENERATED: "made up in the shape of epsilon (dense, unit rows, d = 2,000, one strong direction): not epsilon",
-    "reuters21578_tfidf": "Reuters-21578 with TF-IDF weights: not RCV1, of which it is a small relative",
-    "rcv1_vw_train1000": "1,000 real rows of RCV1 (the paper has 677,399): a check of scale, no more",
-    "rcv1_vw_test500": "500 real rows of RCV1 (the paper has 677,399): a check of scale, no more",
-    "epsilon_train100": "100 real rows of epsilon (the paper has 400,000): a check of scale, no more",
-    "epsilon_test100": "100 real rows of epsilon (the paper has 400,000): a check of scale, no more",
-}
+GAMMA = 2.0
+"""γ of figure 2's step sizes; the theorem has 8."""
+START = 0.01
+"""Standard deviation of x₀."""
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class UnitRowProblem:
     """f(x) = (1/n) Σ log(1 + exp(−b_i ⟨a_i, x⟩)) + (λ/2)‖x‖² with λ = 1/n and no intercept, and its minimum f*."""
 
     name: str
@@ -48,17 +57,12 @@ class Problem:
         return float(rows.shape[1] if self.samples.dense else rows.nnz / rows.shape[0])
 
 
-def note_of(name: str) -> str:
-    """What must be said of a data set wherever it appears; empty where there is nothing."""
-    return NOTES.get(GENERATED if name.startswith(GENERATED) else name, "")
-
-
 @lru_cache(maxsize=4)
-def problem_of(name: str, data: str | None) -> Problem:
+def problem_of(name: str, data: str | None) -> UnitRowProblem:
     """The data set of a name, or the file that `data` is; every row is scaled to norm one."""
     rows, labels = generated(_size(name)) if name.startswith(GENERATED) else _loaded(name, data)
     samples = Samples.of(rows, labels)
-    return Problem(name, samples, _least(samples))
+    return UnitRowProblem(name, samples, _least(samples))
 
 
 def generated(samples: int) -> tuple[Any, Any]:
@@ -105,3 +109,22 @@ def _least(samples: Samples) -> float:
     model = require("sklearn.linear_model", "tasks", "the least loss").LogisticRegression
     fitted = model(C=1.0, fit_intercept=False, solver="newton-cg", tol=1e-6).fit(samples.rows, samples.targets)
     return samples.objective(fitted.coef_[0], 1 / len(samples))
+
+
+def engine_of(setting: MemSGDSetting, problem: UnitRowProblem) -> LockFree:
+    """λ = 1/n. SGD on several threads writes without atomics, as Hogwild does."""
+    schedule, regulariser, average = _choices(setting, 1 / len(problem.samples))
+    start = START * np.random.default_rng(setting.seed).standard_normal(problem.samples.d)
+    return LockFree(
+        problem.samples, setting.rule, schedule, regulariser=regulariser, average=average, threads=setting.threads,
+        memories=setting.memories if setting.threads == 1 else None, seed=setting.seed, start=start,
+        atomic=setting.rule != SGD,
+    )  # fmt: skip
+
+
+def _choices(setting: MemSGDSetting, strength: float) -> tuple[Schedule, Regulariser, Average]:
+    """Figure 2 is as the paper prints it; in the others the regulariser is beside the memory and is never sent."""
+    if setting.figure == "theory":
+        return Shifted(GAMMA, strength, setting.size), InMemory(strength), Weighted(setting.size)
+    average: Average = Uniform() if setting.figure == "bits" else Final()
+    return Bottou(setting.size, strength), Decoupled(strength), average

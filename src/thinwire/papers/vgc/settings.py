@@ -1,4 +1,4 @@
-"""The runs: the paper's setting on CIFAR-10, and a small one on digits for a machine without it."""
+"""The settings: the paper's training runs on CIFAR-10, and small ones on digits for a machine without it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.papers.vgc.paper import BATCH, EPOCHS, TABLE, WEIGHT_DECAY, WORKERS
+from thinwire.papers.vgc.claims import TABLE
 from thinwire.training.config import RunConfig, comparison
 
+EPOCHS, WORKERS, BATCH, WEIGHT_DECAY = 300, 8, 64, 5e-4
 OPTIMIZERS = ("adam", "momentum", "adamw")
 """The paper's two. The third is Adam with weight decay beside the gradient rather than in it: in it, a number that is
 not sent yet is moved by its decay alone, which Adam scales to a whole step."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class VGCSetting:
     """What a run of the experiment takes from the data set that it trains on."""
 
     task: str
@@ -33,9 +34,9 @@ class Setting:
         return math.ceil(self.samples / (WORKERS * self.batch))
 
 
-CIFAR10 = Setting("cifar10", 50_000, BATCH, EPOCHS, 0.05 * WORKERS, tuple(row.text for row in TABLE))
+CIFAR10 = VGCSetting("cifar10", 50_000, BATCH, EPOCHS, 0.05 * WORKERS, tuple(row.text for row in TABLE))
 """98 steps an epoch. The learning rate of momentum SGD is Chainer's 0.05 times the number of workers."""
-SMALL = Setting(
+SMALL = VGCSetting(
     "digits",
     1_437,
     16,
@@ -47,7 +48,7 @@ ADAM_LR = 1e-3
 
 
 def vgc_configs(
-    setting: Setting,
+    setting: VGCSetting,
     optimizer: str,
     *,
     methods: Sequence[str] = (),

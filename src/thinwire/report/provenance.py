@@ -13,15 +13,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from thinwire.training.device import accelerator
+import torch
+
 from thinwire.version import __version__, source_digest
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
 
 
-def provenance(command: Sequence[str], device: str = "cpu") -> dict[str, Any]:
-    """Command, versions, commit, the source's digest, machine and time, as plain values."""
+def provenance(command: Sequence[str], device: str = "cpu", experiment: str = "training") -> dict[str, Any]:
+    """Experiment, command, versions, commit, the source's digest, machine and time, as plain values."""
     return {
+        "experiment": experiment,
         "command": shlex.join(command),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
@@ -38,6 +40,13 @@ def provenance(command: Sequence[str], device: str = "cpu") -> dict[str, Any]:
             "gpu": accelerator(device),
         },
     }
+
+
+def accelerator(device: str) -> dict[str, str] | None:
+    """What the record says of a GPU; None for a CPU."""
+    if device != "cuda":
+        return None
+    return {"name": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), "float32_products": "TF32"}
 
 
 def version(package: str) -> str | None:

@@ -1,0 +1,88 @@
+"""The sections of VGC's experiment: accuracy and three ratios beside the paper's, and the charts of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.papers.vgc.claims import PrintedNumber, VGCRow, claims
+from thinwire.report.experiment import Experiment
+from thinwire.report.page import Section
+from thinwire.training.formatting import NOTHING, plural, show_metric, show_ratio
+from thinwire.training.records import RunRecord, runs_of_lines
+from thinwire.training.sections import charts, looks_of, origins
+from thinwire.training.summary import summarise
+
+NOTES = (
+    "Ratios. numbers: parameters over numbers that a worker sends in a step, as the paper counts (of QSGD those that "
+    "are not zero); bytes: 4 bytes a parameter over the bytes of a message; effective: 2(p−1)c/p², how many times "
+    "faster p workers gather messages of ratio c than they all-reduce; none is that all-reduce itself: 1.",
+    "The paper's figures are after 300 epochs, the median of 5 runs; (…): recalled or contradictory, not certain.",
+)
+HEAD = (
+    "method", "test\naccuracy", "ratio,\nnumbers", "ratio,\nbytes", "ratio,\neffective", "steps\na second",
+    "paper's\naccuracy", "paper's\nratio",
+)  # fmt: skip
+
+
+def results(runs: Sequence[RunRecord]) -> list[VGCRow]:
+    """One row a method, with what the paper prints for it."""
+    return [VGCRow(row) for row in summarise(runs)]
+
+
+def sections(runs: Sequence[RunRecord]) -> list[Section]:
+    """A section for each task, optimizer and number of steps: the paper has a table for each."""
+    groups: dict[tuple[str, str, int], list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.config.task, run.config.optimizer, run.config.steps), []).append(run)
+    return [_section(some) for some in groups.values()]
+
+
+def _section(runs: Sequence[RunRecord]) -> Section:
+    found = results(runs)
+    rows, labels = [one.row for one in found], [one.label for one in found]
+    looks = looks_of(rows)
+    return Section(
+        f"VGC · {rows[0].config.task}",
+        _facts(found),
+        claims(found),
+        [HEAD, *map(_cells, found)],
+        charts(rows, looks, labels),
+        looks=looks,
+        provenance=origins(runs),
+        notes=NOTES,
+    )
+
+
+def _facts(found: Sequence[VGCRow]) -> list[str]:
+    config = found[0].row.config
+    return [
+        f"{plural(config.workers, 'worker')} of {config.batch}",
+        f"{config.optimizer} at {config.lr:g}",
+        f"{plural(config.evaluations, 'epoch')} ({config.steps} steps)",
+        plural(len(found[0].row.runs), "seed"),
+        config.device,
+    ]
+
+
+def _cells(one: VGCRow) -> list[str]:
+    row = one.row
+    printed = one.paper.printed(row.config.optimizer) if one.paper else None
+    return [
+        one.label,
+        show_metric(row),
+        show_ratio(row.ratio_elements),
+        show_ratio(row.ratio_message),
+        show_ratio(row.ratio_effective),
+        f"{row.config.steps / row.seconds.mean:.1f}" if row.seconds and not row.diverged else NOTHING,
+        _shown(printed.accuracy, "{:.1f} %") if printed else NOTHING,
+        _shown(printed.ratio, "{:,.1f}×") if printed else NOTHING,
+    ]
+
+
+def _shown(number: PrintedNumber, form: str) -> str:
+    """A printed number, in parentheses where it is not certain."""
+    text = form.format(number.value)
+    return text if number.certain else f"({text})"
+
+
+VGC_EXPERIMENT = Experiment("vgc", runs_of_lines, sections)

@@ -1,0 +1,195 @@
+"""The sections of training runs: for each task a table of its methods, a verdict, and charts of their courses."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.report.experiment import Experiment
+from thinwire.report.page import Axis, Chart, Look, Section, Series, looks
+from thinwire.report.record import TRAINING
+from thinwire.training.config import TORCH_METHODS
+from thinwire.training.formatting import (
+    NOTHING,
+    metric_name,
+    plural,
+    show_bytes,
+    show_fewer,
+    show_metric,
+    show_seconds,
+    show_spread,
+)
+from thinwire.training.records import Point, RunRecord, runs_of_lines
+from thinwire.training.summary import Row, summarise
+from thinwire.training.verdict import verdict
+
+NOTES = ("Wall time is the time of training steps on rank 0; bytes are what leaves one worker.",)
+BYTES = Axis("bytes sent by a worker", log=True, unit="B")
+STEPS = Axis("steps", zero=True, noun="steps")
+SECONDS = Axis("seconds", zero=True, noun="seconds")
+LOSS = Axis("", log=True)
+SMOOTH_SHARE = 0.08
+"""Width of the running mean over training losses, as a share of the curve: single batches are noisy."""
+
+
+def sections(runs: Sequence[RunRecord]) -> list[Section]:
+    """A section for each task and its data."""
+    groups: dict[tuple[str, str | None], list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.config.task, run.config.data), []).append(run)
+    return [_section(task, data, some) for (task, data), some in groups.items()]
+
+
+def _section(task: str, data: str | None, runs: Sequence[RunRecord]) -> Section:
+    rows = summarise(runs)
+    columns, styles = _columns(rows), looks_of(rows)
+    return Section(
+        title=task + (f" · {Path(data).name}" if data else ""),
+        facts=_facts(rows),
+        sentences=verdict(rows),
+        table=[list(columns), *([cell(row) for cell in columns.values()] for row in rows)],
+        charts=charts(rows, styles, [row.label for row in rows]),
+        looks=styles,
+        provenance=origins(runs),
+        notes=NOTES,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+def looks_of(rows: Sequence[Row]) -> list[Look]:
+    """Colours for our methods, grey for torch's own: they are the ground that ours stand on."""
+    return looks([row.config.method in TORCH_METHODS for row in rows])
+
+
+def _facts(rows: Sequence[Row]) -> list[str]:
+    """Settings that all runs share, as short phrases."""
+    shown = [set(phrases) for phrases in zip(*(_phrases(row, run) for row in rows for run in row.runs), strict=True)]
+    return [phrase for each in shown if len(each) == 1 for phrase in each if phrase]
+
+
+def _phrases(row: Row, run: RunRecord) -> tuple[str, ...]:
+    config = run.config
+    return (
+        plural(config.workers, "worker"),
+        "real processes on gloo" if config.engine == "ddp" else "simulated in one process",
+        f"{run.task['parameters']:,} parameters",
+        f"{config.steps:,} steps",
+        f"{config.batch} samples a worker and step",
+        f"{config.optimizer}, {config.schedule} learning rate",
+        f"lr {config.lr:g}",
+        plural(len(row.runs), "seed"),
+        str(run.task["data"].get("source", "")),
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """The table's columns: its head, and what stands in a row; what all rows share is among the facts."""
+    columns: dict[str, Callable[[Row], str]] = {"method": lambda row: row.label}
+    if len({row.config.lr for row in rows}) > 1:
+        columns["lr"] = lambda row: f"{row.config.lr:g}"
+    if len({len(row.runs) for row in rows}) > 1:
+        columns["seeds"] = lambda row: str(len(row.runs))
+    columns[metric_name(rows[0]).replace(" ", "\n", 1)] = show_metric
+    if any(row.accuracy for row in rows):
+        columns["test\naccuracy"] = _accuracy
+    return columns | {
+        "a worker\nsent": lambda row: show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
+        "fewer bytes\nthan fp32": lambda row: show_fewer(row.ratio_fp32),
+        "fewer bytes\nthan fp16": lambda row: show_fewer(row.ratio_fp16),
+        "wall\ntime": lambda row: show_seconds(row.seconds.mean) if row.seconds else NOTHING,
+    }
+
+
+def _accuracy(row: Row) -> str:
+    return show_spread(row.accuracy, percent=True)
+
+
+def origins(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """Where each run comes from, as the foot of a section tells it."""
+    return [_origin(run) for run in runs]
+
+
+def _origin(run: RunRecord) -> dict[str, str]:
+    about = {"config": run.config.asdict(), "task": run.task, "provenance": run.provenance, "end": run.end}
+    return {
+        "title": f"{run.config.method} · seed {run.config.seed}",
+        "json": json.dumps(about, indent=2, ensure_ascii=False),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- charts
+
+
+def charts(rows: Sequence[Row], looks: Sequence[Look], labels: Sequence[str]) -> list[Chart]:
+    """Training loss against bytes, steps and seconds, and the test metric against bytes."""
+    courses = [curves(row) for row in rows]
+
+    def chart(title: str, note: str, x: tuple[str, Axis], y: tuple[str, Axis]) -> Chart:
+        series = [
+            Series(label, course[y[0]][x[0]], course[y[0]]["mean"], look, course[y[0]]["low"], course[y[0]]["high"])
+            for label, course, look in zip(labels, courses, looks, strict=True)
+        ]
+        return Chart(title, note, x[1], y[1], series)
+
+    name = metric_name(rows[0])
+    sent, loss = ("bytes", BYTES), ("loss", LOSS)
+    metric = ("metric", Axis("", percent=rows[0].runs[0].task["percent"]))
+    return [
+        chart("Training loss against bytes", "what one worker has sent so far, logarithmic", sent, loss),
+        chart("Training loss against steps", "running mean over batches; bands span the seeds", ("steps", STEPS), loss),
+        chart(
+            "Training loss against seconds", "time in training steps, evaluation left out", ("seconds", SECONDS), loss
+        ),
+        chart(f"{name[0].upper()}{name[1:]} against bytes", "on data that training never sees", sent, metric),
+    ]
+
+
+def curves(row: Row) -> dict[str, Any]:
+    """The mean course of training loss and test metric, with the range over seeds where there are several."""
+    return {
+        "loss": _course([run.losses for run in row.runs], SMOOTH_SHARE),
+        "metric": _course([run.metrics for run in row.runs], 0.0),
+    }
+
+
+def _course(runs: Sequence[Sequence[Point]], share: float) -> dict[str, list[float]]:
+    """Point by point over the runs, as far as all of them got."""
+    length = min((_finite_length(points) for points in runs), default=0)
+    values = [smooth([point.value or 0.0 for point in points[:length]], share) for points in runs]
+    columns = list(zip(*values, strict=True))
+    points = [column[:length] for column in runs]
+    return {
+        "steps": [float(point.step) for point in points[0]] if points else [],
+        "bytes": _means([[point.sent_bytes for point in run] for run in points]),
+        "seconds": _means([[point.seconds for point in run] for run in points]),
+        "mean": [statistics.fmean(column) for column in columns],
+        "low": [min(column) for column in columns],
+        "high": [max(column) for column in columns],
+    }
+
+
+def _means(runs: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(column) for column in zip(*runs, strict=True)]
+
+
+def _finite_length(points: Sequence[Point]) -> int:
+    """How many points come before the first value that is no number."""
+    return next((place for place, point in enumerate(points) if point.value is None), len(points))
+
+
+def smooth(values: Sequence[float], share: float) -> list[float]:
+    """The centred running mean over a window of `share` of the values, cut off at both ends.
+
+    >>> smooth([0.0, 3.0, 0.0, 3.0, 0.0], 0.6)
+    [1.5, 1.0, 2.0, 1.0, 1.5]
+    """
+    reach = int(share * len(values)) // 2
+    return [statistics.fmean(values[max(0, place - reach) : place + reach + 1]) for place in range(len(values))]
+
+
+TRAINING_EXPERIMENT = Experiment(TRAINING, runs_of_lines, sections)
