@@ -149,7 +149,7 @@ def test_a_run_that_another_follows_without_an_end_is_cut_off_too(record: Path, 
     end = next(place for place, line in enumerate(lines) if b'"end"' in line)
     runs = read_cut(tmp_path / "cut.jsonl", b"".join(lines[:end] + lines[end + 1 :]))
     assert [run.cut_off for run in runs] == [True, False, False, False]
-    (alone,) = read_cut(tmp_path / "cut.jsonl", lines[0])
+    (alone,) = read_cut(tmp_path / "cut.jsonl", lines[0] + lines[1])  # the head, and the first line of a run
     assert (alone.losses, alone.end["steps"]) == ((), 0)
     assert show_metric(summarise([alone])[0]) == "at step 0 of 12"
 

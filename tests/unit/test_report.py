@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from thinwire.cli.main import main
 from thinwire.errors import BackendError, ConfigError
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT, MANY
 from thinwire.report.page import COLOURS, NEUTRAL, Axis, Chart, Section, lines, page_text, write_page
@@ -240,3 +243,44 @@ def test_reading_a_record_back_changes_nothing(runs: list[RunRecord], tmp_path: 
     settings = {"engine": "sim", "workers": 1, "steps": 2, "evaluations": 1}
     written = train(comparison("logistic", ["dense"], [0], **settings), tmp_path / "r.jsonl")
     assert read_records([tmp_path / "r.jsonl"]) == written
+
+
+# -------------------------------------------------------------------------------------- every record that was ever kept
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_every_kept_record_is_drawn_whole_and_cut_off_anywhere(path: Path, tmp_path: Path) -> None:
+    """Cut off at bytes by chance: behind its first run it is drawn, before that it is refused in words."""
+    page, cut = tmp_path / "p.html", tmp_path / "cut.jsonl"
+    assert main(["report", str(path), "--out", str(page)]) == 0
+    content = path.read_bytes()
+    first = len(b"".join(content.splitlines(keepends=True)[:2]))
+    chance = random.Random(path.name)
+    for end in (chance.randrange(1, first - 1), chance.randrange(first, len(content)), len(content) - 1):
+        cut.write_bytes(content[:end])
+        code = main(["report", str(cut), "--out", str(page), "--force"])
+        assert code == 0 if end >= first else code in (0, 2)
+        if end >= first:
+            assert "<td>" in page.read_text()
+
+
+def test_records_of_all_commands_stand_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "p.html"
+    names = ("ef21-libsvm", "ef21-digits", "memsgd", "vgc-cifar10-adam")
+    assert main(["report", *(str(RECORDS / f"{name}.jsonl") for name in names), "--out", str(page)]) == 0
+    assert f"({16 + 9 + 152 + 7} runs)" in capsys.readouterr().out
+    text = html.unescape(page.read_text())
+    for title in ("EF21 · Tuned methods · phishing", "digits", "Mem-SGD · Theory's step sizes", "VGC · cifar10"):
+        assert f"<h1>{title}" in text
+    assert "Claim: VGC loses at most 0.5 points" in text
+
+
+def test_a_head_without_runs_is_told_and_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.jsonl").write_text('{"kind":"ef21","format":1,"provenance":{}}\n')
+    assert main(["report", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "p.html")]) == 2
+    assert "no run came to its end" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_note_is_said_once_on_a_page() -> None:
+    section = Section("", [], [], [["a"]], [], notes=["how to read it"])
+    assert page_text([section, section]).count("how to read it") == 1

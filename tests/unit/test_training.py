@@ -243,7 +243,10 @@ def test_a_failing_worker_gives_its_own_error(tmp_path: Path, monkeypatch: pytes
 
 
 def lines(record: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in record.read_text().splitlines()]
+    """The lines behind the head: records of training had none at first, and are still read."""
+    head, *rest = [json.loads(line) for line in record.read_text().splitlines()]
+    assert (head["kind"], head["format"]) == ("training", 1)
+    return rest
 
 
 def refused(tmp_path: Path, text: str) -> str:

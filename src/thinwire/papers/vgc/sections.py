@@ -10,7 +10,7 @@ from thinwire.report.page import Section
 from thinwire.training.formatting import NOTHING, plural, show_metric, show_ratio
 from thinwire.training.records import RunRecord, runs_of_lines
 from thinwire.training.sections import charts, looks_of, origins
-from thinwire.training.summary import summarise
+from thinwire.training.summary import Row, summarise
 
 NOTES = (
     "Ratios. numbers: parameters over numbers that a worker sends in a step, as the paper counts (of QSGD those that "
@@ -73,10 +73,16 @@ def _cells(one: VGCRow) -> list[str]:
         show_ratio(row.ratio_elements),
         show_ratio(row.ratio_message),
         show_ratio(row.ratio_effective),
-        f"{row.config.steps / row.seconds.mean:.1f}" if row.seconds and not row.diverged else NOTHING,
+        _speed(row),
         _shown(printed.accuracy, "{:.1f} %") if printed else NOTHING,
         _shown(printed.ratio, "{:,.1f}×") if printed else NOTHING,
     ]
+
+
+def _speed(row: Row) -> str:
+    """Steps a second, as far as the runs came."""
+    seconds = sum(run.end["seconds"] for run in row.runs)
+    return f"{sum(run.end['steps'] for run in row.runs) / seconds:.1f}" if seconds and not row.diverged else NOTHING
 
 
 def _shown(number: PrintedNumber, form: str) -> str:
