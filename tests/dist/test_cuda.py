@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -77,4 +78,6 @@ def train(rank: int, size: int) -> list[bool]:
 
 
 def test_ddp_over_nccl_equals_the_simulation(tmp_path: Path) -> None:
-    assert run_world(1, train, folder=tmp_path) == [[True] * len(RULES)]
+    """In a spawned process: no fork may use CUDA where its parent has asked for it."""
+    spawn = multiprocessing.get_context("spawn")
+    assert run_world(1, train, folder=tmp_path, context=spawn) == [[True] * len(RULES)]

@@ -18,12 +18,14 @@ LIMIT = 500.0
 """Seconds after which ranks hang: below pytest's own limit, which would not say which; far below gloo's, 30 minutes."""
 
 
-def run_world(size: int, job: Callable[..., Any], *arguments: Any, folder: Path, limit: float = LIMIT) -> list[Any]:
+def run_world(
+    size: int, job: Callable[..., Any], *arguments: Any, folder: Path, limit: float = LIMIT, context: Any = CONTEXT
+) -> list[Any]:
     """job(rank, size, *arguments) on each of `size` new processes; a failure shows the child's traceback."""
     run = folder / uuid.uuid4().hex
     run.mkdir()
     children = [
-        CONTEXT.Process(target=_child, args=(rank, size, str(run), job, arguments), daemon=True) for rank in range(size)
+        context.Process(target=_child, args=(rank, size, str(run), job, arguments), daemon=True) for rank in range(size)
     ]
     for child in children:
         child.start()
