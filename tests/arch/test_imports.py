@@ -76,9 +76,7 @@ def make_package(folder: Path, modules: dict[str, str]) -> None:
 
 MAY_DISTRIBUTE = (
     "thinwire.exchange",
-    "thinwire.roll_call",
     "thinwire.engines.ddp",
-    "thinwire.engines.plug",
     "thinwire.bench.processes",
     "thinwire.bench.step_time",
     "thinwire.training",

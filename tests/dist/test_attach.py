@@ -103,7 +103,7 @@ def test_every_rank_is_told_what_is_wrong(case: str, words: list[str], refusals:
 
 def other_models(rank: int, size: int) -> list[str]:
     """Models that differ between ranks; DDP itself would refuse them, so each rank checks alone what it describes."""
-    from thinwire.engines.agreement import check_same
+    from thinwire.engines.ddp.agreement import check_same
 
     here = {"rule": "ef21(topk(0.1))", "parameter 'a'": "[3] torch.float32"}
     found = []

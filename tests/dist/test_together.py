@@ -217,11 +217,11 @@ def a_bit_flipped_on_one_link(rank: int, size: int) -> tuple[list[str], bool]:
 
 
 def _damaged(wait: Callable[..., Any], *, swap: bool) -> Callable[..., Any]:
-    def damaged(self: Pending, what: str) -> Any:
-        messages = [message.clone() for message in wait(self, what)]
+    def damaged(self: Pending) -> Any:
+        messages = [message.clone() for message in wait(self)]
         if swap:  # another rank's message in this one's place: its own checksum is right
             messages[1] = messages[0]
-        elif what == "bucket 1":
+        elif self.what == "bucket 1":
             messages[1][20] ^= 4
         return messages
 

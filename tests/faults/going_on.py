@@ -113,12 +113,12 @@ def a_message_in_anothers_place(trainee: Trainee, random: Random) -> Iterator[No
 def _tampered(random: Random, act: Callable[[list[Tensor]], None]) -> Iterator[None]:
     wait, left = Pending.wait, random.randrange(2)  # a step has two buckets or more
 
-    def tampered(self: Pending, what: str) -> Any:
+    def tampered(self: Pending) -> Any:
         nonlocal left
         left -= 1
         if left != -1:
-            return wait(self, what)
-        messages = [message.clone() for message in wait(self, what)]
+            return wait(self)
+        messages = [message.clone() for message in wait(self)]
         act(messages)
         return messages
 

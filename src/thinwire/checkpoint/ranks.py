@@ -26,7 +26,7 @@ class Together:
         if group.rank < 0:
             raise ConfigError("this process is not a member of the group: only members save and load")
         self.rank, self.size, self._group = group.rank, group.size, group
-        group.next_round("saving or loading")
+        group.begin("saving or loading")
 
     def tell(self, *numbers: int) -> list[list[int]]:
         """Every rank's row, in rank order; waits for all."""

@@ -58,7 +58,7 @@ class Rotating:
         self.skipped: tuple[Skipped, ...] = ()
         """What the last load passed over, newest first."""
         self._group = group
-        # held until the next call: see exchange.Group.next_round
+        # held until the next call: see exchange.Group.begin
         self._ranks: Ranks = Alone()
 
     def save(self, step: int, state: Any) -> None:

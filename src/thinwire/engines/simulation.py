@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Given
+from thinwire.channel import Channel, Given, Outgoing, longest_message
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_need
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
-from thinwire.exchange import Loopback
+from thinwire.exchange import Incoming, Loopback
 from thinwire.feedback import EF21P, Feedback, Need, Rule
 from thinwire.feedback.family.ef21p import UNTOLD
 from thinwire.layout import Layout
@@ -229,12 +229,20 @@ class Simulation:
             )
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
-        messages, traffic = self._loopback.gather([s.message for s in sent], fixed=sent[0].fixed)
-        self.ledger.add(traffic, layout.numel, sent[0].norms, _mean([one.elements for one in sent]))
+        arriving = self._gathered(sent, "a bucket")
+        self.ledger.add(arriving.traffic, layout.numel, sent[0].norms, _mean([one.elements for one in sent]))
         like = self.parameters[layout.pieces[0].name]
-        return self.channels[0].receive(
-            sent[0], messages, torch.empty(layout.numel, dtype=like.dtype, device=like.device)
-        )
+        out = torch.empty(layout.numel, dtype=like.dtype, device=like.device)
+        return self.channels[0].receive(sent[0], arriving.wait(), out)
+
+    def _gathered(self, sent: Sequence[Outgoing], what: str) -> Incoming:
+        """Every worker's message, as it comes to the first."""
+        fixed, longest = sent[0].fixed, longest_message(sent[0].layout)
+        arriving = [
+            end.gather(own.message, fixed=fixed, longest=longest, what=what)
+            for end, own in zip(self._loopback.ends, sent, strict=True)
+        ]
+        return arriving[0]
 
     def _flat(self, layout: Layout, gradients: Gradients) -> Tensor:
         parts = (gradients.get(piece.name) for piece in layout.pieces)
@@ -246,8 +254,9 @@ class Simulation:
         )
 
     def _abandon(self) -> None:
-        for channel in self.channels:
+        for channel, end in zip(self.channels, self._loopback.ends, strict=True):
             channel.undo_()
+            end.begin(f"step {channel.step}")
         self.channels[0].abandon()
 
     def _finish(self) -> None:
@@ -291,9 +300,9 @@ class Simulation:
         for name in debts[0]:
             layout = dense[0].layout([name])
             sent = [channel.send(layout, Given(own[name])) for channel, own in zip(dense, debts, strict=True)]
-            messages, traffic = self._loopback.gather([one.message for one in sent], fixed=True)
-            self.ledger.book(traffic)
-            updates[name] = dense[0].receive(sent[0], messages, torch.empty_like(debts[0][name]))
+            arriving = self._gathered(sent, f"memory of {name!r}")
+            self.ledger.book(arriving.traffic)
+            updates[name] = dense[0].receive(sent[0], arriving.wait(), torch.empty_like(debts[0][name]))
         fault = dense[0].finish()
         if fault is not None:
             raise fault

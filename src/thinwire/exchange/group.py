@@ -1,11 +1,9 @@
-"""Moves bytes between ranks, knowing nothing of what they mean."""
+"""The ranks of a torch process group."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import hashlib
-import json
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,54 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import PeerLost, WireError
-from thinwire.roll_call import missing_words
+from thinwire.exchange.protocol import Traffic
+from thinwire.exchange.roll_call import missing_words
 
 T = TypeVar("T")
-LONGEST_TEXT = 1 << 24
-"""The longest text in bytes that a rank takes from another: a description of 100,000 parameters is shorter."""
-
-
-def allgather_bytes(nbytes: int, workers: int) -> int:
-    """Bytes that leave one worker when n workers gather messages of this size from each other: (n - 1) B."""
-    return (workers - 1) * nbytes
-
-
-def allreduce_bytes(nbytes: int, workers: int) -> int:
-    """Bytes that leave one worker in a ring all-reduce of a buffer of this size: 2 (n - 1) / n D."""
-    return 2 * (workers - 1) * nbytes // workers
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one exchange cost one worker, in bytes."""
-
-    message: float
-    """Length of this worker's own message; in a simulation, the mean over its workers."""
-    sent: int
-    """What left the worker: its share of the collective, padding and sizes included."""
-    received: int
-    """What arrived at the worker."""
-
-
-def _traffic(message: float, longest: int, workers: int, sizes_exchanged: bool) -> Traffic:
-    moved = allgather_bytes(longest + 8 * sizes_exchanged, workers)
-    return Traffic(message, moved, moved)
-
-
-class Loopback:
-    """n workers in one process: a gather hands every message to everyone, and counts as the real one would."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-
-    def gather(self, messages: Sequence[Tensor], *, fixed: bool) -> tuple[list[Tensor], Traffic]:
-        """All messages in rank order, and what the exchange would cost each worker."""
-        return list(messages), self.cost([message.numel() for message in messages], fixed=fixed)
-
-    def cost(self, sizes: Sequence[int], *, fixed: bool) -> Traffic:
-        """What each worker would pay to exchange messages of these sizes (one stands for n equal ones)."""
-        mean, rest = divmod(sum(sizes), len(sizes))
-        return _traffic(mean + rest / len(sizes) if rest else mean, max(sizes), self._workers, not fixed)
 
 
 class _Held:
@@ -97,16 +51,18 @@ class Pending:
     work: dist.Work
     messages: Sequence[Tensor] | Tensor
     group: Group
+    what: str
+    traffic: Traffic
 
-    def wait(self, what: str) -> Sequence[Tensor] | Tensor:
+    def wait(self) -> Sequence[Tensor] | Tensor:
         """The messages, in rank order (rows of one tensor where they are of one size); a `PeerLost` where the
         collective failed."""
-        self.group.guarded(what, self.work.wait)
+        self.group.guarded(self.what, self.work.wait)
         return self.messages
 
 
 class Group:
-    """The ranks of a torch process group. Nothing that travels is pickled: texts are JSON, all else is numbers."""
+    """The ranks of a torch process group: an `Exchange`. Nothing that travels is pickled."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -117,13 +73,17 @@ class Group:
         weakref.finalize(self, _LAST.append, self._held).atexit = False
 
     @cached_property
+    def _kinds(self) -> frozenset[str]:
+        """The kinds of devices whose tensors the group can move."""
+        return frozenset(device.type for device in cast(Any, self.group)._device_types)
+
+    @cached_property
     def _device(self) -> torch.device:
         """Where the tensors of small collectives may lie: on the CPU, or under NCCL alone on this rank's GPU."""
-        kinds = {device.type for device in cast(Any, self.group)._device_types}
-        return torch.device("cpu" if "cpu" in kinds else sorted(kinds)[0])
+        return torch.device("cpu" if "cpu" in self._kinds else sorted(self._kinds)[0])
 
-    def next_round(self, moment: str) -> None:
-        """Let go of what the collectives before the last round used.
+    def begin(self, moment: str) -> None:
+        """A round of collectives begins: let go of what those before the last round used.
 
         A thread of the process group lets go of a finished collective's tensors a moment after `wait` returns. Were it
         the last to do so, it would need the interpreter, and abort the process if that is just ending (1 of 75 exits):
@@ -132,11 +92,12 @@ class Group:
         self.moment = moment
         self._held.done, self._held.in_use = self._held.in_use, []
 
-    def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> tuple[Pending, Traffic]:
+    def gather(self, message: Tensor, *, fixed: bool, longest: int, what: str) -> Pending:
         """All messages in rank order, once they arrive; sizes, where they may differ, are exchanged at once.
 
         `longest` bounds what a rank may announce: no memory is taken for more.
         """
+        message = message if message.device.type in self._kinds else message.to(self._device)
         sizes = [message.numel()] * self.size if fixed else self._sizes(message, longest, what)
         width = max(sizes)
         short = width - message.numel()
@@ -146,7 +107,8 @@ class Group:
         self._held.in_use += [work, padded, gathered]
         rows = gathered.view(self.size, width)
         messages = rows if fixed else [row[:size] for row, size in zip(rows, sizes, strict=True)]
-        return Pending(work, messages, self), _traffic(message.numel(), width, self.size, not fixed)
+        traffic = Traffic.of_gather(message.numel(), width, self.size, sizes_exchanged=not fixed)
+        return Pending(work, messages, self, what, traffic)
 
     def _sizes(self, message: Tensor, longest: int, what: str) -> list[int]:
         sizes = [size for (size,) in self.everyone([message.numel()], what, message.device)]
@@ -172,48 +134,6 @@ class Group:
         self.guarded(what, lambda: dist.all_to_all_single(every, mine, group=self.group))
         return cast(list[list[int]], every.view(self.size, len(numbers)).tolist())
 
-    def any(self, marks: Tensor) -> Tensor:
-        """For each place, whether any rank marks it; waits for the answer."""
-        return self._reduced(marks.to(torch.int32), dist.ReduceOp.MAX) > 0
-
-    def least(self, numbers: Tensor) -> Tensor:
-        """For each place, the least number of any rank; waits for the answer."""
-        return self._reduced(numbers.clone(), dist.ReduceOp.MIN)
-
-    def _reduced(self, numbers: Tensor, operation: Any) -> Tensor:
-        self._held.in_use.append(numbers)
-        self.guarded("a small reduction", lambda: dist.all_reduce(numbers, op=operation, group=self.group))
-        return numbers
-
-    def agree(self, item: Any, what: str) -> list[Any]:
-        """Every rank's item (made of texts, numbers, lists and dicts), in rank order; waits for all.
-
-        First a digest of fixed size: texts travel only where two of them differ.
-        """
-        text = json.dumps(item).encode()
-        mine = [len(text), *_words(hashlib.sha256(text).digest())]
-        every = self.everyone(mine, what)
-        if all(theirs == mine for theirs in every):
-            return [item] * self.size
-        texts = self._texts(text, [theirs[0] for theirs in every], what)
-        for rank, (theirs, digest) in enumerate(zip(texts, every, strict=True)):
-            if _words(hashlib.sha256(theirs).digest()) != digest[1:]:
-                raise WireError(f"rank {rank}'s words for {what} were damaged on their way")
-        return [json.loads(theirs) for theirs in texts]
-
-    def _texts(self, text: bytes, sizes: Sequence[int], what: str) -> list[bytes]:
-        for rank, size in enumerate(sizes):
-            if not 0 <= size <= LONGEST_TEXT:
-                raise WireError(f"rank {rank} announces {size} bytes for {what}; at most {LONGEST_TEXT} are taken")
-        mine = torch.zeros(max(sizes), dtype=torch.uint8)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        mine = mine.to(self._device)
-        every = mine.new_empty(self.size * len(mine))
-        self._held.in_use += [mine, every]
-        self.guarded(what, lambda: _start_all_gather(every, mine, self.group).wait())
-        rows = every.view(self.size, -1).cpu().numpy()
-        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
-
     def guarded(self, what: str, collective: Callable[[], T]) -> T:
         """What a collective returns; a `PeerLost` in place of what torch raises where somebody is gone."""
         try:
@@ -232,10 +152,6 @@ class Group:
             return cast(timedelta, options._timeout)
         except (AttributeError, RuntimeError):  # a back-end that does not tell
             return None
-
-
-def _words(digest: bytes) -> list[int]:
-    return [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, len(digest), 8)]
 
 
 def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:

@@ -1,4 +1,4 @@
-"""A bucket's gradients in logical order, whatever the order of the parameters' memory."""
+"""One bucket of DDP's: its exchange under way, and its gradients in logical order, whatever their order in memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.futures import Future
 
+from thinwire.channel import Outgoing
+from thinwire.exchange import Incoming
 from thinwire.layout import Layout, Piece
+
+
+class Arrival:
+    """One bucket's exchange under way, and the future that DDP waits for."""
+
+    def __init__(self, sent: Outgoing, flat: Tensor, gradient: Tensor, order: MemoryOrder) -> None:
+        self.sent, self.gradient = sent, gradient
+        self._flat, self._order = flat, order
+        self.incoming: Incoming | None = None
+        """What the other ranks send; None where nothing could be gathered."""
+        self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
+
+    def deliver(self, taken: bool, factor: float) -> None:
+        """Give DDP the exchanged gradient, times a factor: NaN where the step is not taken."""
+        if not taken:
+            self._flat.fill_(float("nan"))
+        else:
+            self._order.write_(self._flat, self.gradient)
+            if factor != 1.0:
+                self._flat.mul_(factor)
+        self.result.set_result(self._flat)
 
 
 class MemoryOrder:

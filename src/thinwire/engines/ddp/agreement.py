@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import Any
+
+import torch
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, prepared
-from thinwire.errors import AttachError, StateError, ThinwireError
-from thinwire.exchange import Group
+from thinwire.errors import AttachError, StateError, ThinwireError, WireError
+from thinwire.exchange import Exchange
+
+LONGEST_TEXT = 1 << 24
+"""The longest text in bytes that a rank takes from another: a description of 100,000 parameters is shorter."""
+MARKS = 62
+"""How many marks one number holds."""
 
 
 @contextmanager
-def agreement(group: Group) -> Iterator[dict[str, str]]:
+def agreement(exchange: Exchange) -> Iterator[dict[str, str]]:
     """A block in which each rank describes its run; at its end all raise if one failed or two descriptions differ."""
     mine: dict[str, str] = {}
     problem: Exception | None = None
@@ -21,7 +32,7 @@ def agreement(group: Group) -> Iterator[dict[str, str]]:
         yield mine
     except Exception as error:  # of whatever type: the other ranks are waiting and must hear of it
         problem = error
-    answers = group.agree([None if problem is None else f"{problem}", mine], "attach")
+    answers = told(exchange, [None if problem is None else f"{problem}", mine], "attach")
     if problem is not None:
         raise problem if isinstance(problem, ThinwireError) else AttachError(f"cannot attach: {problem}") from problem
     for rank, (trouble, _) in enumerate(answers):
@@ -43,7 +54,7 @@ def check_same(descriptions: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def load_together_(group: Group, channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> None:
+def load_together_(exchange: Exchange, channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> None:
     """Load a state on every rank or on none: each tells whether it fits, and which moment of which run it is of."""
     fitting, problem = None, None
     try:
@@ -53,7 +64,7 @@ def load_together_(group: Group, channel: Channel, state: Mapping[str, Any], on_
     except Exception as error:  # whatever a strange object raises: the other ranks are waiting and must hear of it
         problem = StateError(f"this is not a state that can be loaded: {type(error).__name__}: {error}")
     trouble = None if problem is None else str(problem)
-    answers = group.agree([trouble, {} if fitting is None else fitting.common()], "load_state_dict")
+    answers = told(exchange, [trouble, {} if fitting is None else fitting.common()], "load_state_dict")
     if problem is not None:
         raise problem
     for rank, (theirs, _) in enumerate(answers):
@@ -77,3 +88,41 @@ def first_difference(descriptions: Sequence[Mapping[str, str]]) -> str | None:
             if first.get(what) != theirs.get(what):
                 return f"{what}: rank 0 has {first.get(what, 'none')}, rank {rank} has {theirs.get(what, 'none')}"
     return None
+
+
+def marked_anywhere(exchange: Exchange, marks: Sequence[bool]) -> list[bool]:
+    """For each place, whether any rank marks it; waits for all."""
+    mine = [sum(mark << i for i, mark in enumerate(marks[at : at + MARKS])) for at in range(0, len(marks), MARKS)]
+    rows = exchange.everyone(mine, "the parameters that were used")
+    anyone = [reduce(or_, column) for column in zip(*rows, strict=True)]
+    return [bool(anyone[place // MARKS] >> place % MARKS & 1) for place in range(len(marks))]
+
+
+def told(exchange: Exchange, item: Any, what: str) -> list[Any]:
+    """Every rank's item (made of texts, numbers, lists and dicts), in rank order; waits for all.
+
+    Nothing is pickled: texts travel as JSON. First a digest of fixed size: texts travel only where two of them differ.
+    """
+    text = json.dumps(item).encode()
+    mine = [len(text), *_words(hashlib.sha256(text).digest())]
+    every = exchange.everyone(mine, what)
+    if all(theirs == mine for theirs in every):
+        return [item] * exchange.size
+    texts = _texts(exchange, text, [theirs[0] for theirs in every], what)
+    for rank, (theirs, digest) in enumerate(zip(texts, every, strict=True)):
+        if _words(hashlib.sha256(theirs).digest()) != digest[1:]:
+            raise WireError(f"rank {rank}'s words for {what} were damaged on their way")
+    return [json.loads(theirs) for theirs in texts]
+
+
+def _texts(exchange: Exchange, text: bytes, sizes: Sequence[int], what: str) -> list[bytes]:
+    for rank, size in enumerate(sizes):
+        if not 0 <= size <= LONGEST_TEXT:
+            raise WireError(f"rank {rank} announces {size} bytes for {what}; at most {LONGEST_TEXT} are taken")
+    mine = torch.frombuffer(bytearray(text.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+    rows = exchange.gather(mine, fixed=True, longest=LONGEST_TEXT, what=what).wait()
+    return [row[:size].cpu().numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+
+def _words(digest: bytes) -> list[int]:
+    return [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, len(digest), 8)]

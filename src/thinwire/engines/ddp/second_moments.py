@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.channel import Channel
 from thinwire.errors import AttachError, MomentError
-from thinwire.exchange import Group
+from thinwire.exchange import Exchange
 from thinwire.feedback import Need
 from thinwire.layout import Layout
 
@@ -48,14 +48,13 @@ class SecondMoments:
         """How many gradients were squared for each parameter that needs it and was never exchanged before."""
         return {name: self._terms(name) for name in self._fresh(layout)}
 
-    def check_terms(self, layout: Layout, terms: Mapping[str, int], group: Group) -> None:
+    def check_terms(self, layout: Layout, terms: Mapping[str, int], exchange: Exchange) -> None:
         """Refuse, on all ranks alike, a batch that is too small on any of them; asked once for each parameter."""
         fresh = self._fresh(layout)
         if fresh:
-            device = self._channel.parameters[fresh[0]].device
-            mine = torch.tensor([terms.get(name, UNKNOWN) for name in fresh], device=device)
-            for name, least in zip(fresh, group.least(mine).tolist(), strict=True):
-                self._channel.rules[name].admit_terms(name, least)
+            rows = exchange.everyone([terms.get(name, UNKNOWN) for name in fresh], "the sizes of batches")
+            for name, every in zip(fresh, zip(*rows, strict=True), strict=True):
+                self._channel.rules[name].admit_terms(name, min(every))
 
     def clear(self) -> None:
         """Forget what no bucket asked for."""

@@ -1,0 +1,85 @@
+"""DistributedDataParallel: `attach` gives a model a comm hook that exchanges its buckets through a channel.
+
+When a bucket is ready, DDP calls `hook.hook`, and that `Handle.exchange`:
+
+    first bucket     the step begins: ranks look at what they must have in common, such as step sizes (verdict.Common)
+    each bucket      gradients in logical order (bucket.MemoryOrder) -> channel.send -> exchange.gather, which goes on
+                     beside the backward pass
+    last bucket      all messages are awaited and received (channel.receive), and ranks agree on whether the step is
+                     taken (verdict.Verdict); DDP gets the gradients, or NaN
+    end of backward  channel.finish: states advance on all ranks, or on none
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.channel import Channel
+from thinwire.engines.ddp.agreement import agreement
+from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, trained, unwrapped
+from thinwire.engines.ddp.handle import Handle as Handle
+from thinwire.engines.ddp.hook import plug_in
+from thinwire.engines.needs import check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.step_sizes import StepSizes
+from thinwire.exchange import Exchange, Group
+from thinwire.exchange.roll_call import assemble
+from thinwire.feedback import Need, Rule
+from thinwire.spec import rule_from
+
+if TYPE_CHECKING:
+    from thinwire.moments import Moments
+
+
+def attach(
+    ddp: torch.nn.Module,
+    rule: Rule | str,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    moments: Moments | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    seed: int = 0,
+    ledger_every: int = 10,
+    patience: float = 60.0,
+    exchange: Exchange | None = None,
+) -> Handle:
+    """Make a DistributedDataParallel model exchange its gradients by `rule` (or its text), and return the handle.
+
+    Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs,
+    `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
+    A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
+    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
+    do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes in place of
+    the all-gather of the model's process group (`thinwire.exchange.Exchange` says what it must offer).
+    """
+    module = unwrapped(ddp)
+    carrier: Exchange = Group(module.process_group) if exchange is None else exchange
+    check_exchange(carrier, module)
+    assemble(module.process_group, "attach", timedelta(seconds=patience))
+    with agreement(carrier) as mine:
+        check_model(module)
+        given = Attachment(optimizer, moments, scaler, nonfinite, seed, ledger_every)
+        handle = _handle(module, carrier, rule_from(rule), given)
+        mine |= handle.describe()
+    handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
+    handle.plug = weakref.ref(plug_in(module, handle))
+    return handle
+
+
+def _handle(ddp: DistributedDataParallel, exchange: Exchange, rule: Rule, given: Attachment) -> Handle:
+    """The handle of a rule that has all it needs."""
+    parameters, optimizer = trained(ddp), given.optimizer
+    channel = Channel(rule, parameters, rank=exchange.rank, size=exchange.size, seed=given.seed)
+    step_sizes = None if optimizer is None else StepSizes(parameters, optimizer)
+    check_need(channel, Need.STEP_SIZE, step_sizes is not None, "attach(ddp, rule, optimizer)")
+    remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
+    check_need(channel, Need.MOMENTS, given.moments is not None, remedy)
+    check_one_backward(channel)
+    warn_of_optimizer(channel, step_sizes)
+    return Handle(ddp, channel, exchange, given, step_sizes)

@@ -1,0 +1,14 @@
+"""Exchanges: they move bytes between ranks, knowing nothing of what the bytes mean.
+
+`Exchange` says what one must offer; `Group` is that of a torch process group, `Loopback` that of workers in one
+process. An exchange of one's own, with the methods of `Exchange`, is passed as `attach(..., exchange=)`.
+"""
+
+from thinwire.exchange.group import Group as Group
+from thinwire.exchange.group import Pending as Pending
+from thinwire.exchange.loopback import Loopback as Loopback
+from thinwire.exchange.protocol import Exchange as Exchange
+from thinwire.exchange.protocol import Incoming as Incoming
+from thinwire.exchange.protocol import Traffic as Traffic
+from thinwire.exchange.protocol import allgather_bytes as allgather_bytes
+from thinwire.exchange.protocol import allreduce_bytes as allreduce_bytes
