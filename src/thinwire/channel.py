@@ -110,7 +110,7 @@ class Channel:
         self.run = 0
         """A number by which the states of one run are known from those of others."""
         self._underway = Underway(self.worker, self.server, self.clock)
-        self._name = str(rule)
+        self._name, self._method = str(rule), zlib.crc32(str(rule).encode())
 
     @property
     def step(self) -> int:
@@ -262,9 +262,9 @@ class Channel:
     def _expected(self, layout: Layout, parts: Sequence[Part], mark: int) -> Expected:
         """What every rank's letter about this bucket must have in common with this rank's."""
         marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
-        method, seed = zlib.crc32(self._name.encode()), self.seed % (1 << 64)
+        common = struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks)
         return Expected(
-            digest=zlib.crc32(struct.pack(f"<QQQ{len(marks)}I", method, seed, self.step, *marks)),
+            digest=zlib.crc32(common),
             subject=f"step {self.step} of {self._name}",
             pieces=len(layout.pieces),
             parts=tuple((part.layout, self._dtype(part)) for part in parts),

@@ -91,8 +91,16 @@ class Part:
 @lru_cache(maxsize=1024)
 def part_of(bucket: Layout, rule: Feedback, first: bool, places: tuple[int, ...]) -> Part:
     """The part of a bucket at these places; kept, for each step asks for it."""
+    return Part(rule, _packed(bucket, places), places, first)
+
+
+@lru_cache(maxsize=1024)
+def _packed(bucket: Layout, places: tuple[int, ...]) -> Layout:
+    """The layout of some pieces, one and the same object at every step: tables are looked up by it a dozen times a
+    step, and a layout that is merely equal is compared piece by piece."""
     chosen = set(places)
-    return Part(rule, bucket.select([i in chosen for i in range(len(bucket.pieces))]), places, first)
+    packed = bucket.select([i in chosen for i in range(len(bucket.pieces))])
+    return bucket if packed == bucket else packed
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ Every field and every row of numbers begins at a whole word of four bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
+from typing import NoReturn, final
 
 import torch
 from torch import Tensor
@@ -147,13 +146,13 @@ def refuse(message: Tensor, expected: Expected, rank: int) -> NoReturn:
 
 def _open(reader: Reader, expected: Expected, rank: int | None) -> Tensor:
     """A letter's flag (or, of no single rank, all letters' flags), once version, checksum and digest are right."""
-    with _from_rank(rank):
+    with _FromRank(rank):
         (version,) = reader.fields("I")
     if version > 255:
         raise WireError(f"rank {rank}: message was damaged on its way: its version reads {version}")
     if version != VERSION:
         raise WireError(f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere")
-    with _from_rank(rank):
+    with _FromRank(rank):
         stored = reader.numbers(1, torch.int32)
         senders = _ranks(len(reader.messages), stored.device) if rank is None else rank
         intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + senders
@@ -171,7 +170,7 @@ def _open(reader: Reader, expected: Expected, rank: int | None) -> Tensor:
 
 def _payloads(reader: Reader, expected: Expected, rank: int) -> list[Payload]:
     """What stands behind a letter's head."""
-    with _from_rank(rank):
+    with _FromRank(rank):
         payloads = [_payload(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
         reader.finish()
     return payloads
@@ -207,10 +206,18 @@ def _ranks(size: int, device: torch.device) -> Tensor:
     return torch.arange(size, dtype=torch.int32, device=device).unsqueeze(1)
 
 
-@contextmanager
-def _from_rank(rank: int | None) -> Iterator[None]:
-    """Have a `WireError` say whose letter it is."""
-    try:
-        yield
-    except WireError as error:
-        raise WireError(f"rank {rank}: {error}") from None
+@final
+class _FromRank:
+    """A block whose `WireError` says whose letter it is. A generator would take 1 µs more, three times a letter."""
+
+    __slots__ = ("_rank",)
+
+    def __init__(self, rank: int | None) -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, WireError):
+            raise WireError(f"rank {self._rank}: {error}") from None
