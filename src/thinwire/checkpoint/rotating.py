@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from thinwire.checkpoint.durable import Seal, sync_folder
 from thinwire.checkpoint.part_set import Damage, Damaged, PartSet, sets_in
-from thinwire.checkpoint.ranks import Alone, Ranks, check_alone, joined
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
+from thinwire.exchange import Exchange, Group, Loopback
 
 SEEN_WITHIN = 30.0
 """Seconds that a network file system gets to show one host what another has written."""
@@ -59,7 +59,7 @@ class Rotating:
         """What the last load passed over, newest first."""
         self._group = group
         # held until the next call: see exchange.Group.begin
-        self._ranks: Ranks = Alone()
+        self._ranks: Exchange | None = None
 
     def save(self, step: int, state: Any) -> None:
         """Save every rank's part of one step; when it returns, the set is on the disk, whole.
@@ -70,7 +70,7 @@ class Rotating:
         """
         _check_step(step)
         ranks = self._join()
-        check_alone(ranks)
+        _check_alone(ranks)
         place = self._open(ranks, step)
         try:
             seals = self._write(ranks, place, state)
@@ -85,7 +85,7 @@ class Rotating:
     def load(self, map_location: Any = "cpu") -> tuple[int, Any] | None:
         """Step and this rank's state from the newest whole set, the same set on every rank; None if there is none."""
 
-        def own(place: PartSet, ranks: Ranks) -> Any:
+        def own(place: PartSet, ranks: Exchange) -> Any:
             seals = place.seals()
             if len(seals) != ranks.size:
                 raise _OtherSize(len(seals))
@@ -96,7 +96,7 @@ class Rotating:
     def parts(self, map_location: Any = "cpu") -> tuple[int, list[Any]] | None:
         """Step and the states of all ranks that saved it, in rank order: for `merge_states` and another world size."""
 
-        def every(place: PartSet, ranks: Ranks) -> list[Any]:
+        def every(place: PartSet, ranks: Exchange) -> list[Any]:
             return [place.read(rank, seal, map_location) for rank, seal in enumerate(place.seals())]
 
         return self._newest(every)
@@ -104,7 +104,7 @@ class Rotating:
     def latest(self) -> int | None:
         """The step of the newest whole set: its parts are read and checked, the work shared among the ranks."""
 
-        def checked(place: PartSet, ranks: Ranks) -> None:
+        def checked(place: PartSet, ranks: Exchange) -> None:
             for rank, seal in list(enumerate(place.seals()))[ranks.rank :: ranks.size]:
                 place.check(rank, seal)
 
@@ -113,11 +113,12 @@ class Rotating:
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def _join(self) -> Ranks:
-        self._ranks = joined(self._group)
+    def _join(self) -> Exchange:
+        self._ranks = _joined(self._group)
+        self._ranks.begin("saving or loading")
         return self._ranks
 
-    def _open(self, ranks: Ranks, step: int) -> PartSet:
+    def _open(self, ranks: Exchange, step: int) -> PartSet:
         """A new set's place: rank 0 makes the folder and tells its serial number; all mean the same step."""
 
         def make() -> tuple[int, int]:
@@ -143,7 +144,7 @@ class Rotating:
         PartSet(newest + 1, step, self.folder).create()
         return newest + 1
 
-    def _write(self, ranks: Ranks, place: PartSet, state: Any) -> list[Seal]:
+    def _write(self, ranks: Exchange, place: PartSet, state: Any) -> list[Seal]:
         def write() -> tuple[int, int]:
             if not _await(place.path.is_dir):
                 raise StateError(f"rank {ranks.rank} does not see {place.path}, which rank 0 has made. {_SHARE}")
@@ -152,7 +153,7 @@ class Rotating:
 
         return [Seal(*row) for row in _attempt(ranks, write, lambda rank: f"write {place.part(rank)}", _NOT_SAVED)]
 
-    def _seal(self, ranks: Ranks, place: PartSet, seals: Sequence[Seal]) -> None:
+    def _seal(self, ranks: Exchange, place: PartSet, seals: Sequence[Seal]) -> None:
         def seal() -> tuple[int, int]:
             if ranks.rank == 0:
                 _see(place, seals)
@@ -175,7 +176,7 @@ class Rotating:
 
     # --------------------------------------------------------------------------------------------------------- loading
 
-    def _newest(self, read: Callable[[PartSet, Ranks], _Result]) -> tuple[int, _Result] | None:
+    def _newest(self, read: Callable[[PartSet, Exchange], _Result]) -> tuple[int, _Result] | None:
         """What `read` gives on this rank for the newest set that it can be done for on every rank."""
         ranks, self.skipped = self._join(), ()
         skipped: list[Skipped] = []
@@ -188,12 +189,35 @@ class Rotating:
         self._report(ranks, skipped, "there is no other")
         return None
 
-    def _report(self, ranks: Ranks, skipped: Sequence[Skipped], taken: str) -> None:
+    def _report(self, ranks: Exchange, skipped: Sequence[Skipped], taken: str) -> None:
         """Say what was passed over: to the caller in `skipped`, to the reader of the log once, from rank 0."""
         self.skipped = tuple(skipped)
         if ranks.rank == 0:
             for path, reason in skipped:
                 _warn(f"passed over the checkpoint {path}: {reason}; {taken}")
+
+
+def _joined(group: Any) -> Exchange:
+    """The ranks of a process group, the default one if there is any; else this process by itself."""
+    try:
+        ranks = Group(group)
+    except ValueError:  # torch: "Default process group has not been initialized"
+        if group is not None:
+            raise
+        return Loopback(1).ends[0]
+    if ranks.rank < 0:
+        raise ConfigError("this process is not a member of the group: only members save and load")
+    return ranks
+
+
+def _check_alone(ranks: Exchange) -> None:
+    """A launcher's rank that has not joined its group would write as if it were the only one, and so would the rest."""
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if not isinstance(ranks, Group) and launched.isdigit() and int(launched) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {launched}, but this process has joined no process group: call "
+            "torch.distributed.init_process_group before saving (or unset WORLD_SIZE if there is only this process)"
+        )
 
 
 class _OtherSize(Exception):
@@ -205,7 +229,7 @@ class _OtherSize(Exception):
 
 
 def _attempt(
-    ranks: Ranks, action: Callable[[], tuple[int, int]], what: Callable[[int], str], outcome: str
+    ranks: Exchange, action: Callable[[], tuple[int, int]], what: Callable[[int], str], outcome: str
 ) -> list[tuple[int, int]]:
     """Two numbers from every rank's action or, if one rank's fails in whatever way, an error on all ranks."""
     numbers, failure = (0, 0), None
@@ -213,7 +237,7 @@ def _attempt(
         numbers = action()
     except Exception as error:  # whatever it is: the others are waiting, and must be told
         failure = error
-    rows = ranks.tell(_code(failure), *numbers)
+    rows = ranks.everyone([_code(failure), *numbers], "a checkpoint")
     failed = {rank: code for rank, (code, *_) in enumerate(rows) if code}
     if not failed:
         return [(first, second) for _, first, second in rows]
@@ -255,7 +279,7 @@ def _see(place: PartSet, seals: Sequence[Seal]) -> None:
             )
 
 
-def _told(ranks: Ranks, folder: Path) -> Iterator[PartSet]:
+def _told(ranks: Exchange, folder: Path) -> Iterator[PartSet]:
     """The sets that rank 0 sees, newest first; every rank takes them one by one, in step with the others."""
     sets: list[PartSet] | None = None if ranks.rank == 0 else []
 
@@ -273,7 +297,7 @@ def _told(ranks: Ranks, folder: Path) -> Iterator[PartSet]:
 
 
 def _read_together(
-    ranks: Ranks, place: PartSet, read: Callable[[PartSet, Ranks], _Result]
+    ranks: Exchange, place: PartSet, read: Callable[[PartSet, Exchange], _Result]
 ) -> tuple[list[_Result], str | None]:
     """This rank's result, if every rank has one; otherwise why not."""
     results: list[_Result] = []

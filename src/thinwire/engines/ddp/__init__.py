@@ -28,7 +28,7 @@ from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.needs import check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.exchange import Exchange, Group
-from thinwire.exchange.roll_call import assemble
+from thinwire.exchange.group import assemble
 from thinwire.feedback import Need, Rule
 from thinwire.spec import rule_from
 
