@@ -17,13 +17,13 @@ import pytest
 from thinwire.cli.main import main
 from thinwire.errors import RecordError, RecordWarning
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
-from thinwire.report.lines import LineWriter, cut_torn_line_
+from thinwire.report.record_file import LineWriter, cut_torn_line_
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.config import comparison
 from thinwire.training.formatting import show_metric
-from thinwire.training.resume import finished_runs
+from thinwire.training.records import finished_runs
+from thinwire.training.sections import verdict
 from thinwire.training.summary import summarise
-from thinwire.training.verdict import verdict
 
 SETTINGS: dict[str, Any] = {"engine": "sim", "workers": 2, "steps": 12, "evaluations": 3}
 EF21 = ["reproduce", "ef21", "--dataset", "breast_cancer", "--figures", "tuned", "--rounds", "2"]

@@ -16,10 +16,10 @@ from thinwire import parse
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, RecordError
 from thinwire.papers.memsgd.claims import DEFECTS, EPSILON, RCV1, best, claims, share, speedups, threshold
-from thinwire.papers.memsgd.engine import FIRST_SHARE, generated, problem_of, unit_rows
 from thinwire.papers.memsgd.runs import LOOKS, LossPoint, MemSGDRun, honest_bits, paper_bits, run, wire_bits
 from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT, TITLES, note_of, title
 from thinwire.papers.memsgd.settings import FIGURES, SGD, MemSGDSetting, Scale, rand, settings, top
+from thinwire.papers.memsgd.unit_rows import FIRST_SHARE, generated, problem_of, unit_rows
 
 CANCER = "breast_cancer"
 EPS = float(np.finfo(np.float32).eps)

@@ -16,7 +16,7 @@ from thinwire.papers.vgc.sections import NOTES, results, sections
 from thinwire.papers.vgc.settings import CIFAR10, SMALL, split_methods, vgc_configs
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.formatting import NOTHING, show_metric, show_ratio
-from thinwire.training.resume import finished_runs
+from thinwire.training.records import finished_runs
 
 QUICK = ["reproduce", "vgc", "--small", "--epochs", "1", "--methods", "none, vgc(1.5), hybrid(0.01, alpha=2)"]
 

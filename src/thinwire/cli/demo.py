@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.runs import run_and_show
+from thinwire.cli.recorded import run_and_show
 from thinwire.training.config import DEMO_STEPS, demo_configs
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from thinwire.cli import options
 from thinwire.cli.console import say
 from thinwire.cli.options import DATA, THREADS, check_command
-from thinwire.cli.runs import Outputs, check_resume, run_experiment, train_all
+from thinwire.cli.recorded import Outputs, check_resume, run_experiment, train_all
 from thinwire.errors import ConfigError
 from thinwire.papers.ef21 import runs as ef21_runs
 from thinwire.papers.ef21 import settings as ef21_settings

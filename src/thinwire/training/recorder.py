@@ -1,21 +1,24 @@
-"""The recorder: writes a run's lines to the JSON-lines record as they happen."""
+"""The recorder writes a run's lines to the record as they happen; the tail passes on what another process writes."""
 
 from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, final
 
-from thinwire.report.lines import LineWriter
-from thinwire.report.record import FORMAT, head
+from thinwire.report.record_file import FORMAT, LineWriter, head
 from thinwire.training.config import RunConfig
 from thinwire.training.tasks import Task
 from thinwire.training.totals import Totals
 
-Line = Mapping[str, Any]
-Listener = Callable[[Line], None]
+Content = Mapping[str, Any]
+"""What a line holds."""
+Listener = Callable[[Content], None]
+POLL_SECONDS = 0.1
 
 
 def _plain(value: Any) -> Any:
@@ -27,6 +30,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@final
 class Recorder:
     """Appends one JSON object a line.
 
@@ -46,7 +50,7 @@ class Recorder:
             self._append(head(self._provenance))
         self._append({"kind": kind, **content})
 
-    def _append(self, content: Line) -> None:
+    def _append(self, content: Content) -> None:
         line = _plain(content)
         self._lines.write(json.dumps(line, allow_nan=False))
         if self._listener:
@@ -98,3 +102,41 @@ class Recorder:
             ratio_effective=traffic.ratio_effective,
             values=values,
         )
+
+
+@final
+class Tail:
+    """A thread that calls `listener` with every line appended to `path` while the context is open."""
+
+    def __init__(self, path: Path, listener: Listener) -> None:
+        self._path, self._listener = path, listener
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Tail:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._read()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self._read()
+
+    def _read(self) -> None:
+        """Pass on the complete lines that are new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            block = stream.read()
+        complete = block[: block.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for raw in complete.splitlines():
+            self._listener(json.loads(raw))

@@ -1,4 +1,4 @@
-"""Records of training: the lines of a run read back, with strict checks and line numbers."""
+"""Records of training: the lines of a run read back with strict checks, and what broke off cut off to go on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import ThinwireError
-from thinwire.report.record import FORMAT, Line, read_record
+from thinwire.errors import RecordError, ThinwireError
+from thinwire.report.record_file import FORMAT, KINDS, Line, read_record, split_lines
 from thinwire.training.config import RunConfig
 
+BEGINNING, RUN = b'{"kind": "', b'{"kind": "run"'
+"""How the recorder begins a line, and a run. Nothing else is ever cut off: what is no record is left as it is."""
 CUT_OFF = "cut off"
 """The status of a run whose record has no `end` line."""
 
@@ -179,3 +181,46 @@ def _config(plain: Mapping[str, Any], place: Line) -> RunConfig:
         return RunConfig(**plain)
     except (TypeError, ThinwireError) as error:
         raise place.error(f"malformed: its config is not one of this thinwire ({error})") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+def finished_runs(record: Path) -> list[RunRecord]:
+    """The runs that came to their end; what a broken-off one wrote after them is cut off the file."""
+    if not record.is_file():
+        return []
+    content = record.read_bytes()
+    end = _end_of_last_run(content)
+    rest = content[end:]
+    if rest.startswith(RUN) or RUN.startswith(rest) or _is_torn_head(content):
+        with record.open("r+b") as stream:
+            stream.truncate(end)
+    elif split_lines(rest)[1]:
+        raise RecordError(f"record {record} ends with what is no line of a record, {rest[-60:]!r}; nothing was changed")
+    runs = read_records([record]) if record.stat().st_size else []
+    return [run for run in runs if not run.cut_off]
+
+
+def _is_torn_head(content: bytes) -> bool:
+    """Whether all that there is is the beginning of a record's first line."""
+    return content.startswith(BEGINNING) and b"\n" not in content and split_lines(content)[1] == content
+
+
+def _end_of_last_run(content: bytes) -> int:
+    """How many bytes the head and the runs with an `end` line take."""
+    place = end = 0
+    for line in content.splitlines(keepends=True):
+        first = place == 0
+        place += len(line)
+        if line.endswith(b"\n") and (kind := _kind(line)) and (kind == "end" or (first and kind not in KINDS)):
+            end = place
+    return end
+
+
+def _kind(line: bytes) -> str | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content.get("kind") if isinstance(content, dict) else None

@@ -9,15 +9,13 @@ from typing import Any
 from thinwire.errors import ConfigError
 from thinwire.report.destination import begun, check_destination
 from thinwire.report.provenance import provenance
-from thinwire.report.record import TRAINING
+from thinwire.report.record_file import TRAINING
 from thinwire.training.admission import check_rules
 from thinwire.training.config import RunConfig
 from thinwire.training.device import check_device, fast_products, one_thread
-from thinwire.training.follow import Tail
 from thinwire.training.loop import Loop, WarmUp
-from thinwire.training.recorder import Listener, Recorder
-from thinwire.training.records import RunRecord, read_records
-from thinwire.training.resume import finished_runs
+from thinwire.training.recorder import Listener, Recorder, Tail
+from thinwire.training.records import RunRecord, finished_runs, read_records
 from thinwire.training.run import SimulatedRun
 from thinwire.training.tasks import Task, load_task
 

@@ -9,7 +9,7 @@ from thinwire.papers.ef21.claims import COUNTS, UNITS, claims
 from thinwire.papers.ef21.runs import EF21Run, Reached, honest_bits, paper_bits
 from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Section, lines
-from thinwire.report.record import one_line_each
+from thinwire.report.record_file import one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_thousands
 
 TITLES = {

@@ -177,14 +177,14 @@ def default_threads() -> list[int]:
 
 def scales_of(places: Mapping[str, str | None], most: int | None) -> list[Scale]:
     """How large each data set is, loaded from where it lies; `most` steps a run."""
-    from thinwire.papers.memsgd.engine import problem_of  # needs numba
+    from thinwire.papers.memsgd.unit_rows import problem_of  # needs numba
 
     return [Scale.of(problem_of(name, data), most) for name, data in places.items()]
 
 
 def run(setting: MemSGDSetting, data: str | None = None, watch: Callable[[int], None] | None = None) -> MemSGDRun:
     """One setting to its last epoch, or until it diverges; `watch` is told of every look. Ctrl-C ends it."""
-    from thinwire.papers.memsgd.engine import engine_of, problem_of  # needs numba
+    from thinwire.papers.memsgd.unit_rows import engine_of, problem_of  # needs numba
 
     problem = problem_of(setting.dataset, data)
     samples = problem.samples

@@ -11,7 +11,7 @@ from thinwire.papers.memsgd.runs import LossPoint, MemSGDRun
 from thinwire.papers.memsgd.settings import GENERATED, REUTERS
 from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Section, lines
-from thinwire.report.record import one_line_each
+from thinwire.report.record_file import one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
 
 TITLES = {
@@ -32,7 +32,7 @@ ABOVE = "(f − f*) / f*"
 LOSS = Axis("", log=True)
 """ABOVE, in charts whose title names it."""
 Rows = list[list[str]]
-Course = tuple[str, list[float], list[float]]
+Labelled = tuple[str, list[float], list[float]]
 """A label, x and y."""
 
 
@@ -70,12 +70,12 @@ def _facts(first: MemSGDRun) -> list[str]:
     return [*facts, note] if note else facts
 
 
-def _course(label: str, one: MemSGDRun, x: Callable[[MemSGDRun, LossPoint], float]) -> Course:
+def _course(label: str, one: MemSGDRun, x: Callable[[MemSGDRun, LossPoint], float]) -> Labelled:
     """How far above f* the run was, after its start, against some measure of how far it had come."""
     return _line(label, [(x(one, point), one.above(point.loss)) for point in one.curve[1:] if point.loss > one.least])
 
 
-def _line(label: str, points: Sequence[tuple[float, float]]) -> Course:
+def _line(label: str, points: Sequence[tuple[float, float]]) -> Labelled:
     return label, [x for x, _ in points], [y for _, y in points]
 
 

@@ -14,7 +14,7 @@ from thinwire.problems.data_folder import data_folder
 from thinwire.problems.datasets import BREAST_CANCER, held, stem
 
 if TYPE_CHECKING:  # the engine needs numba, settings do not
-    from thinwire.papers.memsgd.engine import UnitRowProblem
+    from thinwire.papers.memsgd.unit_rows import UnitRowProblem
 
 SGD = "plain(identity())"
 INITIAL = (0.1, 1.0, 10.0, 100.0)

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
+from rich.text import Text
 
 from thinwire.cli.console import INTERRUPTED, console, say
 from thinwire.cli.options import check_command, record_path
 from thinwire.cli.outputs import check_outputs, noted
 from thinwire.cli.progress import progress
-from thinwire.cli.section_tables import show_sections
 from thinwire.errors import ConfigError
 from thinwire.papers import read_sections
 from thinwire.report.experiment import Experiment
 from thinwire.report.page import Section, write_page
-from thinwire.report.record import Finished, Writer
+from thinwire.report.record_file import Finished, Writer
 from thinwire.training.config import RunConfig
-from thinwire.training.records import RunRecord
-from thinwire.training.resume import finished_runs
+from thinwire.training.records import RunRecord, finished_runs
 from thinwire.training.sections import sections
 from thinwire.training.summary import summarise
 from thinwire.training.tasks import TASKS
@@ -78,6 +78,36 @@ def check_resume(resume: bool, out: Path | None) -> None:
     """Refuse to go on with a record that is not named."""
     if resume and out is None:
         raise ConfigError("--resume goes on with the record that --out names; give --out as well")
+
+
+# ------------------------------------------------------------------------------------------------------------- sections
+
+
+def show_sections(sections: Sequence[Section]) -> None:
+    """Each section's table and sentences, then the notes of all, each once."""
+    out = console()
+    for section in sections:
+        out.print(section_table(section))
+        for sentence in section.sentences:
+            say(out, f"• {sentence}" if len(section.sentences) > 1 else sentence)
+        say(out, "")
+    for note in dict.fromkeys(note for section in sections for note in section.notes):
+        say(out, note, "dim")
+
+
+def section_table(section: Section) -> Table:
+    """A section's table under its heading; only the first column may be folded, and peers are dim."""
+    heading = " · ".join((section.title, *section.facts))
+    table = Table(title=heading, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    head, *rows = section.table
+    high = max(name.count("\n") for name in head)
+    for place, name in enumerate(head):
+        name = "\n" * (high - name.count("\n")) + name
+        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+    for place, row in enumerate(rows):
+        style = "dim" if section.looks and section.looks[place].peer else ""
+        table.add_row(*(Text(cell, style=style) for cell in row))
+    return table
 
 
 # ------------------------------------------------------------------------------------------------- a paper's experiment

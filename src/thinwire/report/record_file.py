@@ -1,21 +1,22 @@
 """A record: a file of JSON lines. A head says which experiment the runs are of and where they come from; runs follow.
 
-Records of training from before 0.2 have no head: they begin with the first `run` line, which holds the same.
+It is whole up to its last line, whatever ends the writing. The first records of training have no head: they begin
+with a `run` line, which tells the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from thinwire.errors import RecordError, RecordWarning
 from thinwire.report.destination import RESUME, begun, check_destination
-from thinwire.report.lines import LineWriter, cut_torn_line_, is_ours, split_lines
 from thinwire.report.provenance import provenance
 
 FORMAT = 1
@@ -24,6 +25,8 @@ TRAINING = "training"
 """The experiment of `thinwire train`, `compare` and `demo`."""
 KINDS = ("run", "step", "eval", "end")
 """Lines that are no head."""
+BEGINNING = b'{"kind":'
+"""How every line of ours begins. Nothing else is ever cut off: a file that is no record is left as it is."""
 Read = TypeVar("Read")
 
 
@@ -55,7 +58,7 @@ class Record:
 
 def head(origin: Mapping[str, Any]) -> dict[str, Any]:
     """The first line of a record."""
-    return {"kind": origin["experiment"], "format": FORMAT, "provenance": origin}
+    return {"kind": origin.get("experiment", TRAINING), "format": FORMAT, "provenance": origin}
 
 
 def read_record(path: Path) -> Record:
@@ -194,3 +197,82 @@ def _check_existing(path: Path, experiment: str) -> None:
     with warnings.catch_warnings(action="ignore", category=RecordWarning):  # whoever took the runs was told
         check_experiment(read_record(path), experiment)
     cut_torn_line_(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+@final
+class LineWriter:
+    """Appends lines, each written at once so that the file can be watched while it grows.
+
+    A line that does not fit (a full disk) is taken back, so that what stands before it remains a record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._stream = path.open("ab", buffering=0)  # no buffer: nothing is left over to fail when it is closed
+        except OSError as error:
+            raise RecordError(f"record {path} cannot be written: {error.strerror}; give --out another path") from None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in the file yet."""
+        return not self._size()
+
+    def write(self, line: str) -> None:
+        """Append one line; a `RecordError` where it cannot be written."""
+        whole, rest = self._size(), memoryview((line + "\n").encode())
+        try:
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):
+                self._stream.truncate(whole)
+            raise RecordError(
+                f"record {self._path} cannot be written any further: {error.strerror}; what stands in it is whole and "
+                "can be read. Make room, or give --out another path, and run again"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def _size(self) -> int:
+        return os.fstat(self._stream.fileno()).st_size
+
+
+def split_lines(content: bytes) -> tuple[list[bytes], bytes]:
+    """The lines of a record, and what is left of one that was cut off while it was written.
+
+    >>> split_lines(b'{"kind": "a"}\\n{"kind": "b"}')
+    ([b'{"kind": "a"}', b'{"kind": "b"}'], b'')
+    >>> split_lines(b'{"kind": "a"}\\n{"kin')
+    ([b'{"kind": "a"}'], b'{"kin')
+    """
+    *lines, last = content.split(b"\n")
+    if not last.strip():
+        return lines, b""
+    try:
+        json.loads(last)
+    except ValueError:
+        return lines, last
+    return [*lines, last], b""
+
+
+def is_ours(torn: bytes) -> bool:
+    """Whether the rest of a line that was cut off is the beginning of one of ours."""
+    return torn.startswith(BEGINNING) or BEGINNING.startswith(torn)
+
+
+def cut_torn_line_(path: Path) -> None:
+    """Make a record end with a whole line, so that others can follow."""
+    content = path.read_bytes()
+    _, torn = split_lines(content)
+    with path.open("r+b") as stream:
+        if torn and is_ours(torn):
+            stream.truncate(len(content) - len(torn))
+        elif content and not content.endswith(b"\n"):
+            stream.seek(0, os.SEEK_END)
+            stream.write(b"\n")
