@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -33,10 +34,24 @@ from thinwire.feedback.variance_criterion import Criterion
 from thinwire.spec import NAMES
 
 WORKERS = 3
+EXHAUSTIVE = pytest.mark.exhaustive
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
 each_memory = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, MemSGD)], ids=str)
 each_increment = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, Increments)], ids=str)
 Stream = list[list[Tensor]]
+
+
+def each_third(rules: Sequence[Feedback], first: int) -> pytest.MarkDecorator:
+    """Every rule; the quick suite takes each third from `first` on, and the few criteria.
+
+    In the list, a rule's forms over one compressor come before those over the next: a third of it has every form of a
+    rule over a third of the compressors. Three laws that take a while share the list out: each rule meets one of them.
+    """
+    parameters = [
+        pytest.param(rule, id=str(rule), marks=() if place % 3 == first or isinstance(rule, Criterion) else EXHAUSTIVE)
+        for place, rule in enumerate(rules)
+    ]
+    return pytest.mark.parametrize("rule", parameters)
 
 
 def simulation(rule: Feedback | Route, layout: Layout, dtype: torch.dtype = torch.float64) -> Simulation:
@@ -206,7 +221,7 @@ def test_increments_without_compression_are_gradient_descent(
         assert ((out - expected).abs() <= 16 * eps(torch.float64) * len(stream) * mass).all()
 
 
-@each_method
+@each_third(METHODS, 0)
 @settings(max_examples=3)
 @given(data=st.data(), cut=st.integers(0, 5))
 def test_save_and_load_mid_run_is_the_uninterrupted_run(rule: Feedback, data: st.DataObject, cut: int) -> None:
@@ -225,7 +240,7 @@ def test_save_and_load_mid_run_is_the_uninterrupted_run(rule: Feedback, data: st
 PER_PIECE = [rule for rule in METHODS if "per=bucket" not in str(rule)]
 
 
-@pytest.mark.parametrize("rule", PER_PIECE, ids=str)
+@each_third(PER_PIECE, 1)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_another_layout_makes_no_difference(rule: Feedback, data: st.DataObject) -> None:
@@ -240,7 +255,7 @@ def test_another_layout_makes_no_difference(rule: Feedback, data: st.DataObject)
         assert torch.equal(exchange(one, layout, gradients), exchange(cut, layout, gradients))
 
 
-@each_method
+@each_third(METHODS, 2)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_a_non_finite_gradient_changes_nothing(rule: Feedback, data: st.DataObject) -> None:
