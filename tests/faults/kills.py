@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tests.forks import CONTEXT
 
 from thinwire.checkpoint import Rotating
-from thinwire.checkpoint.durable import Sink
+from thinwire.checkpoint.part_set import Sink
 from thinwire.errors import CheckpointWarning
 
 RANKS = 2

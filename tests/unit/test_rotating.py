@@ -19,8 +19,7 @@ from tests.dist.world import run_world
 
 import thinwire
 from thinwire.checkpoint import Rotating, rotating
-from thinwire.checkpoint.durable import Seal, Sink
-from thinwire.checkpoint.part_set import PartSet, sets_in
+from thinwire.checkpoint.part_set import PartSet, Seal, Sink, sets_in
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
 
 

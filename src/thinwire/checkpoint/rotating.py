@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from thinwire.checkpoint.durable import Seal, sync_folder
-from thinwire.checkpoint.part_set import Damage, Damaged, PartSet, sets_in
+from thinwire.checkpoint.part_set import Damage, Damaged, PartSet, Seal, sets_in, sync_folder
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
 from thinwire.exchange import Exchange, Group, Loopback
 

@@ -20,9 +20,8 @@ from thinwire.channel import Channel, Given, longest_message
 from thinwire.checkpoint import OnResize, save
 from thinwire.engines.ddp.agreement import load_together_, marked_anywhere
 from thinwire.engines.ddp.attachment import Attachment, trained
-from thinwire.engines.ddp.bucket import Arrival, MemoryOrder
+from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.hook import Plug
-from thinwire.engines.ddp.second_moments import SecondMoments
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
