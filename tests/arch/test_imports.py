@@ -77,8 +77,7 @@ def make_package(folder: Path, modules: dict[str, str]) -> None:
 MAY_DISTRIBUTE = (
     "thinwire.exchange",
     "thinwire.engines.ddp",
-    "thinwire.bench.processes",
-    "thinwire.bench.step_time",
+    "thinwire.bench.ddp_step",
     "thinwire.training",
 )
 

@@ -13,10 +13,20 @@ from rich.console import Console
 from thinwire import Key, TopK
 from thinwire.bench import kernels as module
 from thinwire.bench import timing
-from thinwire.bench.calls import ADD, bench_calls, call_table
-from thinwire.bench.contests import MESSAGES, OPERATIONS, UNPACKING, read_in_turn, read_together
-from thinwire.bench.inputs import ADVERSARIAL, DISTRIBUTIONS, draw, draw_inputs, many_pieces, one_piece
-from thinwire.bench.kernels import KernelRow, bench_kernels, floor_line, kernel_table
+from thinwire.bench.contests import (
+    ADVERSARIAL,
+    DISTRIBUTIONS,
+    MESSAGES,
+    OPERATIONS,
+    UNPACKING,
+    draw,
+    draw_inputs,
+    many_pieces,
+    one_piece,
+    read_in_turn,
+    read_together,
+)
+from thinwire.bench.kernels import ADD, KernelRow, bench_calls, bench_kernels, call_table, floor_line, kernel_table
 from thinwire.bench.timing import Timing, side_by_side, wall_clock
 from thinwire.cli.main import main
 

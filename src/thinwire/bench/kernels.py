@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from thinwire.bench.contests import OPERATIONS, Call, Contest, Vector
+from thinwire.bench.contests import OPERATIONS, Call, Contest, Inputs, Vector, draw_inputs, many_pieces, one_piece
 from thinwire.bench.grid import grid, show_ms, show_times
-from thinwire.bench.inputs import Inputs, draw_inputs, many_pieces, one_piece
 from thinwire.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
 from thinwire.training.formatting import NOTHING
 
@@ -220,4 +219,68 @@ def floor_line(rows: Sequence[KernelRow]) -> str:
     return (
         f"floor: {BYTES_ADDED} bytes a number at {first.copy_gb_s:,.0f} GB/s, the speed of a copy within the GPU: "
         f"{show_ms(first.floor_ms)} ms; {added}"
+    )
+
+
+# ----------------------------------------------------------- calls on few numbers: dispatch and Python are all there is
+
+
+AT_A_TIME = 100
+"""Calls of one measured turn, on few numbers."""
+DENSITY = 0.01
+ADD = "in-place add"
+
+
+@dataclass(frozen=True)
+class CallRow:
+    """One operation on so many normal numbers: microseconds a call."""
+
+    op: str
+    numel: int
+    ours: Timing
+    torch: Timing
+    """The usual torch code of the operation; for the add, the add itself."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bench_calls(numel: int, operations: Sequence[str], repeats: int) -> Iterator[CallRow]:
+    """An add in place first, as the least that a call of torch takes; then each operation beside torch's code."""
+    given = draw_inputs("normal", one_piece(numel), DENSITY, torch.device("cpu"))
+    add = _microseconds({"add": lambda work: work.add_(given.second)}, given.first, repeats)["add"]
+    yield CallRow(ADD, numel, add, add)
+    for name in operations:
+        contest = OPERATIONS[name].contest(given)
+        taken = _microseconds({"ours": contest.ours, "torch": contest.torch}, given.first, repeats)
+        yield CallRow(name, numel, taken["ours"], taken["torch"])
+
+
+def _microseconds(calls: dict[str, Call], first: torch.Tensor, repeats: int) -> dict[str, Timing]:
+    """Of one call among a hundred, which all change the same vector; every turn begins with it as it was."""
+    work = first.clone()
+    many = {name: partial(_many, call, work) for name, call in calls.items()}
+    times = side_by_side(many, partial(work.copy_, first), repeats)
+    return {name: time.scaled(1e3 / AT_A_TIME) for name, time in times.items()}
+
+
+def _many(call: Callable[[torch.Tensor], object], work: torch.Tensor) -> None:
+    for _ in range(AT_A_TIME):
+        call(work)
+
+
+def call_table(rows: Sequence[CallRow]) -> Table:
+    """One row an operation."""
+    return grid(
+        ("op", "µs a call", "least - most", "torch", "torch / ours"),
+        (
+            (
+                row.op,
+                f"{row.ours.median:.1f}",
+                f"{row.ours.least:.1f} - {row.ours.most:.1f}",
+                f"{row.torch.median:.1f}",
+                show_times(row.torch.median / row.ours.median),
+            )
+            for row in rows
+        ),
     )

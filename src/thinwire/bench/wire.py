@@ -15,8 +15,8 @@ import torch
 from rich.table import Table
 
 from thinwire import Key, Layout, TopK
+from thinwire.bench.contests import draw
 from thinwire.bench.grid import grid
-from thinwire.bench.inputs import draw
 from thinwire.bench.timing import Timing, side_by_side
 from thinwire.compressors.density import kept
 from thinwire.extras import require

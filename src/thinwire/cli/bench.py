@@ -10,11 +10,21 @@ import torch
 import typer
 from rich.progress import track
 
-from thinwire.bench.calls import bench_calls, call_table
 from thinwire.bench.contests import OPERATIONS
+from thinwire.bench.ddp_step import (
+    BATCH,
+    BYTES_STEPS,
+    RULES,
+    bench_memory,
+    bench_step,
+    bench_traffic,
+    memory_table,
+    part_table,
+    step_table,
+    traffic_table,
+)
 from thinwire.bench.grid import Measured, machine
-from thinwire.bench.kernels import bench_kernels, floor_line, kernel_table
-from thinwire.bench.memory import RULES, bench_memory, memory_table
+from thinwire.bench.kernels import bench_calls, bench_kernels, call_table, floor_line, kernel_table
 from thinwire.bench.moments import bench_moments, moments_table
 from thinwire.bench.simulation import (
     CROWD_METHODS,
@@ -24,8 +34,6 @@ from thinwire.bench.simulation import (
     growth_page,
     simulation_table,
 )
-from thinwire.bench.step_time import BATCH, bench_step, part_table, step_table
-from thinwire.bench.traffic import STEPS, bench_traffic, traffic_table
 from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
 from thinwire.cli.console import console, say
 from thinwire.cli.options import DATA, THREADS, Force, Page, at_least_one, check_command, decimals, integers
@@ -149,7 +157,7 @@ def step(rounds: Rounds = 15, as_json: Json = False) -> None:
 
     **Example**
 
-      thinwire.bench.step_time --rounds 25
+      thinwire bench step --rounds 25
     """
     at_least_one(rounds=rounds)
     rows = _measured(bench_step(rounds), as_json)
@@ -176,7 +184,7 @@ def count_bytes(
     at_least_one(workers=workers)
     rows = _measured(bench_traffic(workers), as_json)
     if rows:
-        say(console(), f"{workers} workers, 2 M parameters, {STEPS} steps, all workers together")
+        say(console(), f"{workers} workers, 2 M parameters, {BYTES_STEPS} steps, all workers together")
         console().print(traffic_table(rows))
 
 

@@ -7,14 +7,31 @@ import json
 import pytest
 import torch
 
-from thinwire.bench.memory import DENSE as NO_RULE
-from thinwire.bench.memory import MemoryRow, bench_memory, memory_table, state_bytes
+from thinwire import Key, Layout, TopK
+from thinwire.bench import ddp_step as module
+from thinwire.bench.ddp_step import (
+    DENSE,
+    OTHERS,
+    OURS,
+    REST,
+    STEP_METHODS,
+    MemoryRow,
+    StepRow,
+    TrafficRow,
+    bench_memory,
+    memory_table,
+    on_ranks,
+    part_table,
+    state_bytes,
+    step_table,
+    together,
+    traffic_table,
+)
+from thinwire.bench.ddp_step import _taken_apart as taken_apart
 from thinwire.bench.moments import CONTENDERS, bench_moments, moments_table
-from thinwire.bench.processes import on_ranks, together
-from thinwire.bench.step_time import METHODS, OURS, PARTS, WHOLE, StepRow, Stopwatch, owner_of, part_table, step_table
-from thinwire.bench.traffic import TrafficRow, traffic_table
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError
+from thinwire.payload import add_all_to
 
 
 def _doubled(rank: int, number: int) -> tuple[int, int]:
@@ -33,32 +50,29 @@ def test_ranks_answer_in_their_order_and_their_errors_are_raised_here() -> None:
         on_ranks(1, _failing)
 
 
-@pytest.mark.parametrize(("where", "name"), [(where, name) for where, name, _ in PARTS])
-def test_every_part_of_a_step_is_where_the_stopwatch_looks_for_it(where: str, name: str) -> None:
-    assert callable(getattr(owner_of(where), name))
+def test_a_step_is_taken_apart_by_functions_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "together", lambda: None)
+    x, layout = torch.randn(10_000), Layout.of([("x", 0, (10_000,))])
 
+    def step() -> None:
+        add_all_to(torch.zeros_like(x), [TopK(0.01)(x, layout, Key())])
 
-def test_the_stopwatch_books_each_function_its_own_time_and_leaves_no_trace() -> None:
-    before = [getattr(owner_of(where), name) for where, name, _ in PARTS]
-    watch = Stopwatch()
-    inner = watch.wrap(lambda: sum(range(1000)), "inner")
-    outer = watch.wrap(inner, "send: outer")
-    with watch.installed():
-        outer()
-    assert set(watch.step) == {"inner", "send: outer"}
-    assert before == [getattr(owner_of(where), name) for where, name, _ in PARTS]
+    step()  # imports and compiles the kernels
+    parts = taken_apart(step, 3)
+    assert {OTHERS, REST} < set(parts)
+    assert any(label.startswith("ops/") for label in parts)
+    assert all(ms >= 0 for ms in parts.values())
 
 
 def test_the_tables_show_every_row() -> None:
-    steps = [
-        StepRow(method, [2.0, 4.0, 3.0], {WHOLE: 3.0, "pack": 1.0} if method in OURS else None) for method in METHODS
-    ]
+    parts = {OTHERS: 2.0, "channel: send": 1.0}
+    steps = [StepRow(method, [2.0, 4.0, 3.0], parts if method in OURS else None) for method in STEP_METHODS]
     assert steps[0].plain()["median_ms"] == 3.0
-    assert step_table(steps).row_count == len(METHODS)
-    assert part_table(steps[-1]).row_count == 3  # what is packed, what is not ours, and the whole
+    assert step_table(steps).row_count == len(STEP_METHODS)
+    assert part_table(steps[-1]).row_count == 3  # ours, what is not, and the whole
     assert traffic_table([TrafficRow("dense", 100.0, 101.0)]).row_count == 1
     assert (
-        memory_table([MemoryRow(NO_RULE, 10, None, 4.0, 4.0), MemoryRow("memsgd(sign())", 10, 4, 4.0, 4.0)]).row_count
+        memory_table([MemoryRow(DENSE, 10, None, 4.0, 4.0), MemoryRow("memsgd(sign())", 10, 4, 4.0, 4.0)]).row_count
         == 2
     )
 
