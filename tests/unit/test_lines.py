@@ -190,6 +190,20 @@ def test_resuming_cuts_a_torn_line_off_however_short(record: Path, tmp_path: Pat
     assert path.read_bytes() == record.read_bytes() + b"my notes"
 
 
+def test_resuming_keeps_the_head_and_cuts_off_one_that_is_torn(record: Path, tmp_path: Path) -> None:
+    """Ended within the head nothing is left; within the first run the head; a head of another kind is not touched."""
+    path, content = tmp_path / "r.jsonl", record.read_bytes()
+    head = content.index(b"\n") + 1
+    for end, kept in ((5, 0), (40, 0), (head, head), (head + 30, head), (content.index(b'"eval"'), head)):
+        path.write_bytes(content[:end])
+        assert finished_runs(path) == []
+        assert path.stat().st_size == kept
+    path.write_bytes(b'{"kind":"ef21","for')
+    with pytest.raises(RecordError, match="no line of a record"):
+        finished_runs(path)
+    assert path.stat().st_size == 19
+
+
 def test_a_torn_line_of_an_experiment_is_left_out_with_a_note_and_cut_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

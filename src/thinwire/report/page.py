@@ -7,15 +7,16 @@ every page.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from thinwire.extras import require
 from thinwire.report.destination import write_whole
 
+RunT = TypeVar("RunT")
 PACKAGES = {"jinja2": "report"}
 """What a page needs, and the extra that brings it."""
 FOOTER = "Made by thinwire from the record alone."
@@ -113,6 +114,16 @@ class Section:
 def lines(courses: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> list[Series]:
     """A series for each label, x and y, each with a look of its own."""
     return [Series(label, x, y, look(place)) for place, (label, x, y) in enumerate(courses)]
+
+
+def section_for_each(
+    runs: Iterable[RunT], key: Callable[[RunT], object], section: Callable[[list[RunT]], Section]
+) -> list[Section]:
+    """A section for the runs of each key, in their order."""
+    groups: dict[object, list[RunT]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return [section(some) for some in groups.values()]
 
 
 def page_text(sections: Sequence[Section], footer: str = FOOTER) -> str:

@@ -91,15 +91,7 @@ class Recorder:
             steps=steps,
             seconds=round(seconds, 6),
             warm_up_seconds=round(warm_up_seconds, 6),
-            sent_bytes=traffic.sent,
-            dense_fp32_bytes=traffic.dense_fp32,
-            dense_fp16_bytes=traffic.dense_fp16,
-            ratio_fp32=traffic.ratio_fp32,
-            ratio_fp16=traffic.ratio_fp16,
-            residual_ratio=traffic.residual_ratio,
-            ratio_elements=traffic.ratio_elements,
-            ratio_message=traffic.ratio_message,
-            ratio_effective=traffic.ratio_effective,
+            **traffic.plain(),
             values=values,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.report.experiment import Experiment
-from thinwire.report.page import Axis, Chart, Look, Section, Series, looks
+from thinwire.report.page import Axis, Chart, Look, Section, Series, looks, section_for_each
 from thinwire.report.record_file import TRAINING
 from thinwire.training.config import TORCH_METHODS
 from thinwire.training.formatting import (
@@ -40,17 +40,14 @@ SMOOTH_SHARE = 0.08
 
 def sections(runs: Sequence[RunRecord]) -> list[Section]:
     """A section for each task and its data."""
-    groups: dict[tuple[str, str | None], list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault((run.config.task, run.config.data), []).append(run)
-    return [_section(task, data, some) for (task, data), some in groups.items()]
+    return section_for_each(runs, lambda run: (run.config.task, run.config.data), _section)
 
 
-def _section(task: str, data: str | None, runs: Sequence[RunRecord]) -> Section:
-    rows = summarise(runs)
+def _section(runs: Sequence[RunRecord]) -> Section:
+    rows, data = summarise(runs), runs[0].config.data
     columns, styles = _columns(rows), looks_of(rows)
     return Section(
-        title=task + (f" · {Path(data).name}" if data else ""),
+        title=runs[0].config.task + (f" · {Path(data).name}" if data else ""),
         facts=_facts(rows),
         sentences=verdict(rows),
         table=[list(columns), *([cell(row) for cell in columns.values()] for row in rows)],

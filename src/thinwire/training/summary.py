@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, final
 
 from thinwire.training.config import RunConfig
 from thinwire.training.records import CUT_OFF, RunRecord
@@ -31,6 +31,17 @@ class Spread:
         return cls(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None)
 
 
+@final
+class _Total:
+    """A total of the runs' `end` lines, over the seeds."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, row: Row | None, owner: type) -> Spread | None:
+        return Spread.of(run.end.get(self._name) for run in (row.runs if row else ()))
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One method at one setting, over its seeds."""
@@ -39,6 +50,14 @@ class Row:
     config: RunConfig
     """The first seed's."""
     runs: tuple[RunRecord, ...]
+
+    seconds = _Total()
+    sent_bytes = _Total()
+    ratio_fp32 = _Total()
+    ratio_fp16 = _Total()
+    ratio_elements = _Total()
+    ratio_message = _Total()
+    ratio_effective = _Total()
 
     @property
     def seeds(self) -> list[int]:
@@ -65,41 +84,10 @@ class Row:
         return Spread.of(run.end["values"].get(ACCURACY) for run in ended)
 
     @property
-    def seconds(self) -> Spread | None:
-        return self._total("seconds")
-
-    @property
     def warm_up(self) -> float | None:
         """Seconds that went into compiling and warming up before any of the runs; None in a record that has none."""
         known = [run.end["warm_up_seconds"] for run in self.runs if "warm_up_seconds" in run.end]
         return sum(known) if known else None
-
-    @property
-    def sent_bytes(self) -> Spread | None:
-        return self._total("sent_bytes")
-
-    @property
-    def ratio_fp32(self) -> Spread | None:
-        return self._total("ratio_fp32")
-
-    @property
-    def ratio_fp16(self) -> Spread | None:
-        return self._total("ratio_fp16")
-
-    @property
-    def ratio_elements(self) -> Spread | None:
-        return self._total("ratio_elements")
-
-    @property
-    def ratio_message(self) -> Spread | None:
-        return self._total("ratio_message")
-
-    @property
-    def ratio_effective(self) -> Spread | None:
-        return self._total("ratio_effective")
-
-    def _total(self, name: str) -> Spread | None:
-        return Spread.of(run.end.get(name) for run in self.runs)
 
 
 def summarise(runs: Sequence[RunRecord]) -> list[Row]:

@@ -33,9 +33,7 @@ class Totals:
             dense_fp32=int(totals["dense_fp32_bytes"]),
             dense_fp16=int(totals["dense_bf16_bytes"]),
             residual_ratio=float(totals["residual_ratio"]),
-            ratio_elements=totals.get("ratio_elements"),
-            ratio_message=totals.get("ratio_message"),
-            ratio_effective=totals.get("ratio_effective"),
+            **{name: totals.get(name) for name in ("ratio_elements", "ratio_message", "ratio_effective")},
         )
 
     @classmethod
@@ -49,6 +47,12 @@ class Totals:
             ratio_message=4 * numel / bytes_per_step,
             ratio_effective=4 * numel / bytes_per_step,
         )
+
+    def plain(self) -> dict[str, float | None]:
+        """As the last line of a run has them."""
+        ratios = ("ratio_fp32", "ratio_fp16", "residual_ratio", "ratio_elements", "ratio_message", "ratio_effective")
+        sizes = {f"{name}_bytes": getattr(self, name) for name in ("sent", "dense_fp32", "dense_fp16")}
+        return sizes | {name: getattr(self, name) for name in ratios}
 
     @property
     def ratio_fp32(self) -> float | None:

@@ -8,7 +8,7 @@ from itertools import chain
 from thinwire.papers.ef21.claims import COUNTS, UNITS, claims
 from thinwire.papers.ef21.runs import EF21Run, Reached, honest_bits, paper_bits
 from thinwire.report.experiment import Experiment
-from thinwire.report.page import Axis, Chart, Section, lines
+from thinwire.report.page import Axis, Chart, Section, lines, section_for_each
 from thinwire.report.record_file import one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_thousands
 
@@ -30,10 +30,7 @@ MANY = 8
 
 def sections(runs: Sequence[EF21Run]) -> list[Section]:
     """A section for each figure and data set, in the runs' order."""
-    groups: dict[tuple[str, str], list[EF21Run]] = {}
-    for one in runs:
-        groups.setdefault(one.setting.group, []).append(one)
-    return [_section(some) for some in groups.values()]
+    return section_for_each(runs, lambda one: one.setting.group, _section)
 
 
 def _section(runs: Sequence[EF21Run]) -> Section:

@@ -133,12 +133,15 @@ def participation(dataset: str, rounds: int) -> Iterator[EF21Setting]:
 def bidirectional(dataset: str, rounds: int) -> Iterator[EF21Setting]:
     """Top-2 up and top-k down: EF21-BC, whose server compresses g, and EF21-P, whose server compresses the model."""
     yield _run("bidirectional", dataset, "EF21", 2, 64, min(rounds, 3000), down=0)
-    for down, factor in ((2, 32), (4, 64), (16, 64)):
-        rule, label = f"ef21bc(topk(count=2), topk(count={down}))", f"EF21-BC 2 up, {down} down, {factor}×"
-        yield EF21Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
-    for down, factor in ((2, 16), (4, 32), (16, 32)):
-        rule, label = f"ef21p(ef21(topk(count=2)), topk(count={down}))", f"EF21-P 2 up, {down} down, {factor}×"
-        yield EF21Setting("bidirectional", dataset, label, rule, factor, 2, min(rounds, 3000), down=down)
+    for name, form, factors in (
+        ("EF21-BC", "ef21bc(topk(count=2), topk(count={}))", (32, 64, 64)),
+        ("EF21-P", "ef21p(ef21(topk(count=2)), topk(count={}))", (16, 32, 32)),
+    ):
+        for down, factor in zip((2, 4, 16), factors, strict=True):
+            label = f"{name} 2 up, {down} down, {factor}×"
+            yield EF21Setting(
+                "bidirectional", dataset, label, form.format(down), factor, 2, min(rounds, 3000), down=down
+            )
 
 
 def momentum(dataset: str, rounds: int) -> Iterator[EF21Setting]:

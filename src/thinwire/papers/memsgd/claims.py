@@ -113,8 +113,8 @@ DEFECTS = {
         "Step sizes were tuned on 1 % of the samples.",
     ),
     "cores": (
-        "Every 'top' run on several cores was in truth rand-k: the script compares a string by `is`, which is never "
-        "so. That top-k and rand-k scale alike is therefore no finding.",
+        "Every 'top' run on several cores was in truth rand-k: the script asks whether two strings are the same "
+        "object, which they never are. That top-k and rand-k scale alike is therefore no finding.",
         "All forked workers inherit one random state, so their rand-k masks are the same.",
         "The paper prints the step size (1 + t)⁻¹; the code has 1/(1 + λt), as here.",
         "The speed-up is over the method's own slow start: Mem-SGD scaled better and was slower, on 24 cores 44 to "

@@ -10,7 +10,7 @@ from thinwire.papers.memsgd.claims import DEFECTS, NEAR, best, claims, published
 from thinwire.papers.memsgd.runs import LossPoint, MemSGDRun
 from thinwire.papers.memsgd.settings import GENERATED, REUTERS
 from thinwire.report.experiment import Experiment
-from thinwire.report.page import Axis, Chart, Section, lines
+from thinwire.report.page import Axis, Chart, Section, lines, section_for_each
 from thinwire.report.record_file import one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
 
@@ -38,10 +38,7 @@ Labelled = tuple[str, list[float], list[float]]
 
 def sections(runs: Sequence[MemSGDRun]) -> list[Section]:
     """A section for each figure and data set, in the runs' order."""
-    groups: dict[tuple[str, str], list[MemSGDRun]] = {}
-    for one in runs:
-        groups.setdefault(one.setting.group, []).append(one)
-    return [_section(some) for some in groups.values()]
+    return section_for_each(runs, lambda one: one.setting.group, _section)
 
 
 def _section(runs: Sequence[MemSGDRun]) -> Section:

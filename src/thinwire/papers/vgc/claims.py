@@ -14,6 +14,7 @@ from thinwire.training.summary import Row, Spread
 
 LOSS = 0.5
 """Points of accuracy that VGC may lose to training without compression, by the claim,"""
+TOTALS = ("ratio_elements", "ratio_message", "ratio_effective", "seconds")
 RATIO = 100
 """at ratios of at least this."""
 
@@ -115,19 +116,13 @@ class VGCRow:
         """As plain values, one line of `--json`."""
         config = self.row.config
         found = {
-            "method": config.method,
             "label": self.label,
-            "task": config.task,
-            "optimizer": config.optimizer,
-            "steps": config.steps,
+            **{name: getattr(config, name) for name in ("method", "task", "optimizer", "steps")},
             "epochs": config.evaluations,
             "seeds": self.row.seeds,
             "diverged": self.row.diverged,
             "accuracy": _mean(self.row.metric),
-            "ratio_elements": _mean(self.row.ratio_elements),
-            "ratio_message": _mean(self.row.ratio_message),
-            "ratio_effective": _mean(self.row.ratio_effective),
-            "seconds": _mean(self.row.seconds),
+            **{name: _mean(getattr(self.row, name)) for name in TOTALS},
         }
         printed = self.paper.printed(config.optimizer) if self.paper else None
         return found | {"paper": dataclasses.asdict(printed) if printed else None}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.papers.vgc.claims import PrintedNumber, VGCRow, claims
 from thinwire.report.experiment import Experiment
-from thinwire.report.page import Section
+from thinwire.report.page import Section, section_for_each
 from thinwire.training.formatting import NOTHING, plural, show_metric, show_ratio
 from thinwire.training.records import RunRecord, runs_of_lines
 from thinwire.training.sections import charts, looks_of, origins
@@ -31,10 +31,7 @@ def results(runs: Sequence[RunRecord]) -> list[VGCRow]:
 
 def sections(runs: Sequence[RunRecord]) -> list[Section]:
     """A section for each task, optimizer and number of steps: the paper has a table for each."""
-    groups: dict[tuple[str, str, int], list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault((run.config.task, run.config.optimizer, run.config.steps), []).append(run)
-    return [_section(some) for some in groups.values()]
+    return section_for_each(runs, lambda run: (run.config.task, run.config.optimizer, run.config.steps), _section)
 
 
 def _section(runs: Sequence[RunRecord]) -> Section:
