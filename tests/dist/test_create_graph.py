@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.dist.world import run_world
-from tests.laws.methods import CONTRACTIONS, CRITERIA, FAMILY, rules
+from tests.methods import CONTRACTIONS, CRITERIA, FAMILY, rules
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

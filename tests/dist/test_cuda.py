@@ -14,23 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.dist.training import batch, network
 from tests.dist.world import run_world
-from tests.laws.methods import COMPRESSORS
+from tests.methods import COMPRESSORS, DDP_STATES
 from thinwire import Compressor, Key, Layout
 from thinwire.moments import watch
 from thinwire.payload import Reader, pack_payload, unpack_payload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dist]
 
-RULES = [
-    "memsgd(topk(0.1))",
-    "ef21(topk(0.1))",
-    "ef21plus(sign())",
-    "econtrol(randk(0.1, shared=True))",
-    "memsgd(strom(0.02))",
-    "vgc(1.0)",
-    "vgc(target(10), positions=word)",
-    "hybrid(0.01)",
-]
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
@@ -56,7 +46,7 @@ def train(rank: int, size: int) -> list[bool]:
     group = dist.new_group(backend="nccl")
     torch.use_deterministic_algorithms(True, warn_only=True)
     same = []
-    for rule in RULES:
+    for rule in DDP_STATES:
         models = [network().cuda(), network().cuda()]
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
         ddp = DistributedDataParallel(models[0], process_group=group, bucket_cap_mb=0.001)
@@ -80,4 +70,4 @@ def train(rank: int, size: int) -> list[bool]:
 def test_ddp_over_nccl_equals_the_simulation(tmp_path: Path) -> None:
     """In a spawned process: no fork may use CUDA where its parent has asked for it."""
     spawn = multiprocessing.get_context("spawn")
-    assert run_world(1, train, folder=tmp_path, context=spawn) == [[True] * len(RULES)]
+    assert run_world(1, train, folder=tmp_path, context=spawn) == [[True] * len(DDP_STATES)]

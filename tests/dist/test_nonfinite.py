@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.dist.training import batch, differences, network
 from tests.dist.world import run_world
+from tests.methods import DDP_STATES
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,15 +19,6 @@ from thinwire.moments import watch
 
 pytestmark = pytest.mark.dist
 
-RULES = [
-    "memsgd(topk(0.1))",
-    "ef21(topk(0.1))",
-    "ef21plus(topk(0.1))",
-    "econtrol(randk(0.2))",
-    "memsgd(strom(0.05))",
-    "vgc(1.0)",
-    "hybrid(0.01)",
-]
 BAD_STEP = 4
 
 
@@ -64,7 +56,7 @@ def train(
 
 def raising(rank: int, size: int) -> list[tuple[list[str], bool, float]]:
     answers = []
-    for rule in RULES:
+    for rule in DDP_STATES:
         hit, caught, handle = train(rank, rule, poison=True, skip=False)
         clean, _, _ = train(rank, rule, poison=False, skip=True)
         answers.append((caught, not list(differences(clean, hit)), handle.ledger.summary()["skipped_steps"]))
@@ -104,7 +96,7 @@ def scaled_run(
 
 def scaled(rank: int, size: int) -> list[Any]:
     answers = []
-    for rule in RULES:
+    for rule in DDP_STATES:
         growing = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         constant = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
         with_nan, scales = scaled_run(rank, rule, growing, poison=True)

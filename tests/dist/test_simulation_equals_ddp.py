@@ -9,17 +9,12 @@ import pytest
 import torch
 from tests.dist.training import Parameters, Run, batch, differences, train_ddp, train_simulated
 from tests.dist.world import run_world
+from tests.methods import DDP_CRITERIA, DDP_FAMILY, DDP_PAIRS
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.dist
 
-RULES = ("plain", "memsgd", "ef21", "ef21plus", "ef21sgdm", "econtrol")
-COMPRESSORS = ("topk(0.1)", "randk(0.1)", "randk(0.1, shared=True)", "sign()", "contractive(qsgd(4, 64))")
-CRITERIA = ("vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full)", "hybrid(0.01)")
-MATRIX = {
-    **{rule: [f"{rule}({compressor})" for compressor in COMPRESSORS] for rule in RULES},
-    "criteria": [*CRITERIA],
-}
+MATRIX = {**DDP_PAIRS, "criteria": DDP_CRITERIA}
 
 
 class Branching(nn.Module):
@@ -151,29 +146,11 @@ def test_every_rule_and_compressor_with_and_without_accumulation(rule: str, size
     compare([Run(name, accumulate=accumulate) for name in MATRIX[rule] for accumulate in (1, 2, 3)], size, tmp_path)
 
 
-FAMILY = (
-    "ef21sgd2m(topk(0.1))",
-    "ef21pp(topk(0.1), probability=0.5)",
-    "ef21pp(sign(), probability=0.5, start=zero)",
-    "ef21bc(topk(0.1), randk(0.2))",
-    "ef21bc(randk(0.1, shared=True), randk(0.2, shared=True), start=compressed)",
-    "ef21hb(topk(0.1), eta=0.5)",
-    "efbv(unbias(randk(0.2)), lam=0.2, nu=0.5)",
-    "clag(topk(0.1), zeta=0.5)",
-    "clag(randk(0.1, shared=True), zeta=0.3)",
-    "clag(identity())",
-    "threepcv2(topk(0.1), unbias(randk(0.2)))",
-    "threepcv4(topk(0.1), randk(0.1, shared=True))",
-    "route({'0.*': clag(topk(0.2)), '2.*': ef21pp(topk(0.2), probability=0.3), '*': ef21bc(topk(0.1), sign())}, "
-    "min_numel=20)",
-)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_ef21_family(size: int, tmp_path: Path) -> None:
     """Those whose messages are increments, silent ones and sums among them, on several small buckets."""
     weights = tuple(1.0 + rank for rank in range(size))
-    runs = [Run(rule, steps=12) for rule in (*FAMILY, f"ef21w(sign(), smoothness={weights})")]
+    runs = [Run(rule.replace("{smoothness}", str(weights)), steps=12) for rule in DDP_FAMILY]
     compare(runs, size, tmp_path)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from tests.dist.training import Run, differences, network, train_ddp
 from tests.dist.world import run_world
+from tests.methods import DDP_STATES
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -18,22 +19,11 @@ from thinwire.errors import StateError
 
 pytestmark = pytest.mark.dist
 
-RULES = [
-    "memsgd(topk(0.1))",
-    "memsgd(randk(0.1))",
-    "ef21(topk(0.1))",
-    "ef21plus(topk(0.1))",
-    "ef21sgdm(randk(0.1, shared=True))",
-    "econtrol(sign())",
-    "vgc(1.0)",
-    "vgc(target(10))",
-    "hybrid(0.01)",
-]
 HALF = 10
 
 
 def saved_half(rank: int, size: int, folder: str) -> None:
-    for place, rule in enumerate(RULES):
+    for place, rule in enumerate(DDP_STATES):
         _, handle, _ = train_ddp(rank, Run(rule), until=HALF)
         torch.save(handle.saved, f"{folder}/{place}-{rank}.pt")  # type: ignore[attr-defined]
 
@@ -41,7 +31,7 @@ def saved_half(rank: int, size: int, folder: str) -> None:
 def resumed(rank: int, size: int, folder: str) -> list[bool]:
     """Resume with buckets cut differently, and compare with a run that never stopped."""
     same = []
-    for place, rule in enumerate(RULES):
+    for place, rule in enumerate(DDP_STATES):
         saved = torch.load(f"{folder}/{place}-{rank}.pt", weights_only=True)
         other_buckets = Run(rule, ddp={"bucket_cap_mb": 0.003})
         halves, _, _ = train_ddp(rank, other_buckets, resume=(HALF, saved))
@@ -54,7 +44,7 @@ def test_resume_is_bitwise_the_uninterrupted_run_with_other_buckets(tmp_path: Pa
     """The first half and the second are different processes."""
     run_world(2, saved_half, str(tmp_path), folder=tmp_path)
     for same in run_world(2, resumed, str(tmp_path), folder=tmp_path):
-        assert same == [True] * len(RULES)
+        assert same == [True] * len(DDP_STATES)
 
 
 def mean_of(states: list[dict[str, Any]], slot: str) -> dict[str, torch.Tensor]:
@@ -68,7 +58,7 @@ def mean_of(states: list[dict[str, Any]], slot: str) -> dict[str, torch.Tensor]:
 def resized(rank: int, size: int, folder: str, old: int) -> list[dict[str, Any]]:
     """Load the states of `old` ranks into this world, after checking that the default refuses."""
     new_states = []
-    for place, rule in enumerate(RULES):
+    for place, rule in enumerate(DDP_STATES):
         merged = thinwire.merge_states(
             [torch.load(f"{folder}/{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
         )
@@ -87,7 +77,7 @@ def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Pa
     """Memory, VGC: the mean of the memories. EF21's family: the common mean, and the mean of the locals equal to it."""
     run_world(old, saved_half, str(tmp_path), folder=tmp_path)
     by_rank = run_world(new, resized, str(tmp_path), old, folder=tmp_path)
-    for place, rule in enumerate(RULES):
+    for place, rule in enumerate(DDP_STATES):
         states = [s[place] for s in by_rank]
         past = [torch.load(tmp_path / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
         slots = {key.split("/")[0] for key in past[0]["slots"]}

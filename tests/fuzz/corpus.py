@@ -7,30 +7,16 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import torch
+from tests.methods import FUZZ_COMPRESSORS, FUZZ_RULES
 from torch import Tensor
 
 from thinwire import (
-    CLAG,
-    EF21,
-    EF21PP,
-    QSGD,
-    VGC,
-    Compressor,
-    EF21Plus,
     Feedback,
-    HardThreshold,
-    Hybrid,
     Identity,
     Key,
     Layout,
-    MemSGD,
-    Natural,
-    Plain,
     RandK,
     Route,
-    ScaledSign,
-    Strom,
-    ThreePCv4,
     TopK,
 )
 from thinwire.channel import Channel, Given, Outgoing
@@ -47,20 +33,6 @@ LAYOUTS = [
     Layout.of([("a", 0, (7,)), ("b", 1, (300,))]),
     Layout.of([("a", 0, (61,))]),
     Layout.of([("a", 0, (5,))]),
-]
-VALUES = ("full", "float32", "bfloat16", "float16", "exponent4")
-COMPRESSORS: list[Compressor] = [
-    Identity(),
-    *(TopK(share, values=name) for share in (0.5, 0.2, 0.03) for name in VALUES),  # bitmap, gaps, Elias-Fano
-    *(RandK(0.3, shared=True, values=name) for name in VALUES[:-1]),
-    HardThreshold(9.0),
-    *(Strom(tau) for tau in (0.5, 1.5, 9.0)),
-    ScaledSign(),
-    ScaledSign(4),
-    QSGD(1),
-    QSGD(5, 4),
-    QSGD(65535, 7),
-    Natural(),
 ]
 
 
@@ -89,14 +61,18 @@ def samples() -> list[Sample]:
 
 def _payloads(layout: Layout, dtype: torch.dtype) -> list[Payload]:
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(layout.numel), dtype=torch.float64).to(dtype)
-    made = [compressor(x, layout, KEY) for compressor in COMPRESSORS]
+    made = [compressor(x, layout, KEY) for compressor in FUZZ_COMPRESSORS]
     made += [SparseWords.of(TopK(share, values="exponent4")(x, layout, KEY)) for share in (0.5, 0.1)]
     flags = torch.arange(len(layout.pieces)) % 2 == 0
     some = layout.select(flags.tolist())
     part = torch.cat([view for pick, (_, view) in zip(flags.tolist(), layout.views(x), strict=True) if pick])
-    made += [Sum(made[i], COMPRESSORS[j](x, layout, KEY.stream(SECOND))) for i, j in ((1, 0), (2, 16))]
-    made += [Partial(flags, COMPRESSORS[i](part, some, KEY), layout) for i in (0, 1, 16)]
-    return [Empty(), *made, Flagged(flags, Empty()), *(Flagged(flags, made[i]) for i in (0, 1, 2, 6, len(COMPRESSORS)))]
+    whole, top, masked = Identity(), TopK(0.5), RandK(0.3, shared=True)
+    small, single, words = TopK(0.5, values="float32"), TopK(0.2), made[len(FUZZ_COMPRESSORS)]
+    second = KEY.stream(SECOND)
+    made += [Sum(one(x, layout, KEY), two(x, layout, second)) for one, two in ((top, whole), (small, masked))]
+    made += [Partial(flags, inner(part, some, KEY), layout) for inner in (whole, top, masked)]
+    flagged = [Empty(), *(inner(x, layout, KEY) for inner in (whole, top, small, single)), words]
+    return [Empty(), *made, *(Flagged(flags, inner) for inner in flagged)]
 
 
 def _sample(payload: Payload, layout: Layout, dtype: torch.dtype) -> Sample:
@@ -129,25 +105,6 @@ def label_of(payload: Payload) -> str:
 # ------------------------------------------------------------------------------------------------- messages of channels
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (40,)}
-RULES: list[Feedback | Route] = [
-    *(MemSGD(TopK(share, values=name)) for share in (0.5, 0.2, 0.03) for name in VALUES),
-    MemSGD(RandK(0.3, shared=True, values="float16")),
-    MemSGD(Strom(0.5)),
-    MemSGD(ScaledSign()),
-    EF21(TopK(0.1)),
-    EF21(TopK(0.1), start="zero"),
-    EF21Plus(TopK(0.1)),
-    EF21PP(TopK(0.1), 0.5),
-    CLAG(TopK(0.1), zeta=1.0),
-    ThreePCv4(TopK(0.1), RandK(0.3, shared=True)),
-    Plain(QSGD(4, 3)),
-    Plain(Natural()),
-    Plain(Identity()),
-    VGC(1.0),
-    VGC(1.0, positions="word"),
-    Hybrid(0.5),
-    Route({"a": EF21(TopK(0.2)), "b": Identity(), "*": MemSGD(TopK(0.2, values="float16"))}, min_numel=0),
-]
 
 
 class Watched(Channel):
@@ -190,7 +147,7 @@ class Link:
 
 def links() -> list[Link]:
     """A link for each rule in its first step and in its second, of one, two and three ranks."""
-    return [_link(rule, steps, size) for rule in RULES for steps in (0, 1) for size in (1, 2, 3)]
+    return [_link(rule, steps, size) for rule in FUZZ_RULES for steps in (0, 1) for size in (1, 2, 3)]
 
 
 def _link(rule: Feedback | Route, steps: int, size: int) -> Link:

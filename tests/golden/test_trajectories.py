@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.methods import GOLDEN
 from torch import Tensor
 
 from thinwire import Simulation, parse
@@ -18,54 +19,6 @@ from thinwire import Simulation, parse
 FOLDER = Path(__file__).parent / "trajectories"
 STEPS, EVERY, WORKERS = 40, 5, 3
 EPS = torch.finfo(torch.float64).eps
-SPECS = [
-    "plain(identity())",
-    "plain(qsgd(15, 8))",
-    "plain(natural())",
-    "memsgd(topk(0.1))",
-    "memsgd(topk(warmup(0.5, 0.05, 10)))",
-    "memsgd(topk(0.2, per=bucket))",
-    "memsgd(topk(0.2, values=bfloat16))",
-    "memsgd(topk(0.2, values=float16))",
-    "memsgd(topk(0.2, values=exponent4))",
-    "memsgd(randk(0.2))",
-    "memsgd(randk(0.2, shared=True))",
-    "memsgd(randk(count=0.5))",
-    "memsgd(threshold(1.0))",
-    "memsgd(strom(1.0))",
-    "memsgd(sign(8))",
-    "memsgd(contractive(qsgd(3, 16)))",
-    "ef21(topk(0.1))",
-    "ef21(topk(0.1), start=compressed)",
-    "ef21(topk(0.1), start=zero)",
-    "ef21(randk(0.2))",
-    "ef21(sign())",
-    "ef21plus(topk(0.1))",
-    "ef21sgdm(topk(0.1), eta=0.3)",
-    "econtrol(topk(0.1), eta=0.3)",
-    "ef21sgd2m(topk(0.1), eta=0.3)",
-    "ef21page(topk(0.1), probability=0.2)",
-    "ef21pp(topk(0.1), probability=0.5)",
-    "ef21bc(topk(0.1), topk(0.2))",
-    "ef21bc(topk(0.1), randk(0.3))",
-    "ef21hb(topk(0.1), eta=0.5)",
-    "ef21w(sign(8), smoothness=(1.0, 2.5, 0.5))",
-    "efbv(unbias(randk(0.2)), lam=0.2, nu=0.5)",
-    "clag(topk(0.1), zeta=4.0)",
-    "clag(identity(), zeta=4.0)",
-    "threepcv2(topk(0.1), unbias(randk(0.2)))",
-    "threepcv4(topk(0.1), randk(0.2))",
-    "threepcv5(topk(0.4), probability=0.2)",
-    "marina(unbias(randk(0.4)), probability=0.2)",
-    "ef21p(ef21(topk(0.1)), topk(0.3))",
-    "vgc()",
-    "vgc(1.0, values=full)",
-    "vgc(target(4), positions=word)",
-    "vgc(2.0, zeta=0.9, drop_small=True)",
-    "hybrid(0.5)",
-    "route({'w': vgc(1.0), '*': memsgd(topk(0.4))}, min_numel=2)",
-    "route({'b': memsgd(topk(0.4)), '*': ef21(topk(0.1))}, min_numel=2)",
-]
 SHAPES = {"w": (6, 5), "b": (5,), "s": (1,)}
 
 
@@ -119,7 +72,7 @@ def path_of(spec: str) -> Path:
     return FOLDER / (re.sub(r"[^a-z0-9.=]+", "_", spec.lower()).strip("_") + ".json")
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", GOLDEN)
 def test_trajectory_is_the_one_on_file(spec: str, request: pytest.FixtureRequest) -> None:
     now = run(spec)
     if request.config.getoption("--regen-golden"):
@@ -135,4 +88,4 @@ def test_trajectory_is_the_one_on_file(spec: str, request: pytest.FixtureRequest
 
 
 def test_every_file_belongs_to_a_method() -> None:
-    assert {path.name for path in FOLDER.glob("*.json")} == {path_of(spec).name for spec in SPECS}
+    assert {path.name for path in FOLDER.glob("*.json")} == {path_of(spec).name for spec in GOLDEN}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.laws.gradients import LAYOUTS, eps, vectors
-from tests.laws.methods import COMPRESSORS
+from tests.methods import COMPRESSORS
 from torch import Tensor
 
 from thinwire import Compressor, Key, Layout, TopK

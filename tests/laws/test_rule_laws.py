@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.laws.gradients import LAYOUTS, eps, streams
-from tests.laws.methods import COMPRESSORS, METHODS
+from tests.methods import COMPRESSORS, METHODS
 from torch import Tensor
 
 from thinwire import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from tests.laws.methods import METHODS
+from tests.methods import METHODS
 from torch import Tensor
 
 from thinwire import (

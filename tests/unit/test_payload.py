@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.methods import WIRE_COMPRESSORS as COMPRESSORS
 from torch import Tensor
 
 from thinwire import (
     QSGD,
     Compressor,
-    HardThreshold,
     Identity,
     Key,
     Layout,
@@ -50,30 +50,6 @@ LAYOUTS = [
     Layout.of([("a", 0, (1,))]),
     Layout.of([("a", 0, (17,))]),
     Layout.of([("a", 0, (3, 5)), ("b", 1, (0, 4)), ("c", 2, (1,)), ("d", 3, ()), ("e", 4, (0,)), ("f", 7, (33,))]),
-]
-COMPRESSORS: list[Compressor] = [
-    Identity(),
-    *(TopK(0.4, values=name) for name in ("full", "float32", "bfloat16", "float16", "exponent4")),
-    TopK(0.4, per="bucket"),
-    TopK(count=1),
-    TopK(count=2, per="bucket"),
-    TopK(count=2, per="bucket", values="float16"),
-    TopK(1.0),
-    RandK(0.3),
-    RandK(count=0.5),
-    RandK(0.3, shared=True),
-    RandK(0.3, shared=True, values="float16"),
-    RandK(count=0.5, shared=True),
-    HardThreshold(0.5),
-    HardThreshold(1e9),
-    Strom(0.5),
-    Strom(1e9),
-    ScaledSign(),
-    ScaledSign(4),
-    QSGD(1),
-    QSGD(15, 4),
-    QSGD(65535, 7),
-    Natural(),
 ]
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{len(layout.pieces)}p{layout.numel}")
 each_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
