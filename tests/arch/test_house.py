@@ -44,11 +44,11 @@ MODULES = {
 }
 """Module names that are used twice, each with the reason."""
 CLASSES = {
+    "Arrival": "of a bucket, and of a layer's moments",
     "Loss": LINEAR,
-    "Plan": "private to three packages that never meet",
-    "Regulariser": LINEAR,
+    "Plan": "what linear's threads do, how moments are taken, how a GPU correlates: three packages that never meet",
+    "Regulariser": "a problem's, and a proximal step's",
     "Slot": "of a rule's state, and of a layer's moments",
-    "Together": "of ranks, and of simulated workers",
 }
 """Public class names that are used twice, each with the reason."""
 

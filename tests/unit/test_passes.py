@@ -13,7 +13,7 @@ from torch.nn import functional
 from thinwire import VGC
 from thinwire.errors import AttachError, ConfigError
 from thinwire.moments import watch
-from thinwire.papers.vgc.runs import SMALL, vgc_configs
+from thinwire.papers.vgc.settings import SMALL, vgc_configs
 from thinwire.training.config import RunConfig
 from thinwire.training.gradients import ByName, SeparatePasses, WorkerGradient, dropout_seed
 from thinwire.training.joined_pass import JoinedPass, can_join
