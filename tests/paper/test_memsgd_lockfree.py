@@ -29,7 +29,7 @@ from thinwire.linear import (
 from thinwire.linear.losses import slope
 from thinwire.ops.reference import topk_indices
 from thinwire.problems import load_dataset
-from thinwire.problems.libsvm import signs
+from thinwire.problems.datasets import signs
 
 N, D, EPOCHS = 4000, 200, 3
 SEEDS = (0, 1, 2)

@@ -11,7 +11,7 @@ from thinwire.version import source_digest
 
 def test_kernels_are_looked_up_by_all_their_sources() -> None:
     """Both of another file and of the lock-free engine, which compiles with other options."""
-    from thinwire.linear.walk import walk_sparse
+    from thinwire.linear.steps.walk import walk_sparse
 
     for kernel in (select.settle, sweep.collect, walk_sparse):
         key = kernel._cache._index_key((), kernel.targetctx.codegen())

@@ -36,7 +36,7 @@ from thinwire.problems import (
     objective,
     split_rows,
 )
-from thinwire.problems.libsvm import read_libsvm, read_rows
+from thinwire.problems.datasets import read_libsvm, read_rows
 
 EPS = float(np.finfo(np.float64).eps)
 Vector = NDArray[np.float64]

@@ -35,10 +35,10 @@ from thinwire.linear import (
     shift_for,
     weight_sum,
 )
-from thinwire.linear.dense_step import dense_product
 from thinwire.linear.losses import slope
-from thinwire.linear.plan import SMALLEST_SCALE, planned
-from thinwire.linear.sparse_step import sparse_product
+from thinwire.linear.steps.dense import dense_product
+from thinwire.linear.steps.plan import SMALLEST_SCALE
+from thinwire.linear.steps.sparse import sparse_product
 
 EPS = np.finfo(np.float64).eps
 RULES = [
@@ -331,7 +331,7 @@ def test_means_of_two_threads_with_memories_are_those_of_all_iterates(average: U
 )
 def test_scales_have_their_closed_forms(schedule: Any, closed: Callable[[Any], Any]) -> None:
     engine = LockFree(samples(), "plain(identity())", schedule, regulariser=Decoupled(0.1))
-    plan = planned(engine, 0, 100)
+    plan = engine.planned(0, 100)
     assert np.allclose(plan.scale, closed(np.arange(101.0)), rtol=100 * 4 * EPS)
 
 
@@ -344,7 +344,7 @@ def test_v_begins_anew_before_the_scale_vanishes() -> None:
     """λη = 0.9: after ten steps the scale would be 1e-10."""
     data, schedule = samples(), Constant(9.0)
     engine = LockFree(data, "plain(identity())", schedule, regulariser=Decoupled(0.1))
-    assert planned(engine, 0, 100).scale[-1] < SMALLEST_SCALE[np.dtype(np.float64)] < planned(engine, 0, 100).scale[-2]
+    assert engine.planned(0, 100).scale[-1] < SMALLEST_SCALE[np.dtype(np.float64)] < engine.planned(0, 100).scale[-2]
     engine.run(100)
     slow = LockFree(data, "plain(identity())", schedule, regulariser=Decoupled(0.1))
     for _ in range(100):

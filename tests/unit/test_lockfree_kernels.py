@@ -12,20 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from thinwire.linear import Loss, atomics
-from thinwire.linear.above import pop_, push_, send_above_
-from thinwire.linear.choice import send_drawn_, send_largest_
-from thinwire.linear.dense_step import accumulate_all_, dense_product
+from thinwire.linear import Loss
 from thinwire.linear.losses import slope, value
-from thinwire.linear.maxima import level_offsets, refresh_
 from thinwire.linear.order import independent, shuffled
-from thinwire.linear.rules import RANDOM, Code
-from thinwire.linear.sparse_step import accumulate_, forget_, sparse_product
-from thinwire.linear.state import COUNT, Private, Shared, private_state, shared_state
-from thinwire.linear.walk import CHUNK, take_
+from thinwire.linear.rules import RANDOM, StepRule
+from thinwire.linear.steps.choice import pop_, push_, send_above_, send_drawn_, send_largest_
+from thinwire.linear.steps.dense import accumulate_all_, dense_product
+from thinwire.linear.steps.kernel import add_float_
+from thinwire.linear.steps.maxima import level_offsets, refresh_
+from thinwire.linear.steps.sparse import accumulate_, forget_, sparse_product
+from thinwire.linear.steps.state import COUNT, Private, Shared, private_state, shared_state
+from thinwire.linear.steps.walk import CHUNK, take_
 from thinwire.ops.reference import topk_indices
 
-add_float_: Any = atomics.add_float_
 FLOATS = [np.float32, np.float64]
 
 
@@ -191,7 +190,7 @@ def drawn(d: int, k: int, probability: float, t: int, key: int = 1) -> list[int]
     """What a memory of ones sends at step t."""
     private, shared = states(d, np.float64, marks=True)
     private.memory[:] = 1
-    send_drawn_(shared, private, 0, Code(RANDOM, True, k, probability), np.uint64(key), t, 1.0, 0.0)
+    send_drawn_(shared, private, 0, StepRule(RANDOM, True, k, probability), np.uint64(key), t, 1.0, 0.0)
     return np.flatnonzero(shared.v).tolist()
 
 

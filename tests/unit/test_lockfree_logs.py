@@ -17,9 +17,10 @@ import scipy.sparse
 from numba import njit
 
 from thinwire.errors import ConfigError
-from thinwire.linear import Constant, LockFree, Samples, engine, independent, plan, state
-from thinwire.linear.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
-from thinwire.linear.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
+from thinwire.linear import Constant, LockFree, Samples, engine, independent
+from thinwire.linear.steps import plan, state
+from thinwire.linear.steps.logs import add_own_, catch_up_, enter_, leave_, publish_, write_down_
+from thinwire.linear.steps.state import BROKEN, LEFT, Private, Shared, private_state, shared_state
 
 D = 40
 

@@ -15,7 +15,7 @@ from tests.unit.cifar_folder import write_cifar10
 
 from thinwire.errors import BackendError, ConfigError, DataError
 from thinwire.extras import require
-from thinwire.problems.libsvm import read_libsvm
+from thinwire.problems.datasets import read_libsvm
 from thinwire.training.tasks import TASKS, Task, load_task
 from thinwire.training.tasks.logistic import Logistic
 from thinwire.training.tasks.sampling import epoch_slice, split

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import check_supervised_y_2d, parametrize_wi
 
 from thinwire.errors import ConfigError, DataError, OversubscriptionWarning, SpecError
 from thinwire.linear import Bottou, Decoupled, LockFree, Samples
-from thinwire.linear.estimators.course import Course, Share
+from thinwire.linear.estimators.fitting import Epochs, Share
 from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
 
 REASON = "a step with weight 2 is not two steps; scikit-learn's own SGD estimators are excused for the same"
@@ -158,7 +158,7 @@ def test_steps_are_cut_where_the_loss_trembles_and_whole_again_in_the_end(cuts: 
     X, y = load_diabetes(return_X_y=True)
     whole = Bottou(0.9, 1e-4)
     engine = LockFree(Samples.of(X, y, loss="squared"), "memsgd(topk(count=1))", whole, intercept=1.0)
-    course = Course(engine, 0.3, 5, cuts=cuts)
+    course = Epochs(engine, 0.3, 5, cuts=cuts)
     losses = []
     while not course.settled:
         course.epoch()
@@ -376,12 +376,12 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
     X, y = cancer()
     epochs = []
 
-    def look(course: Course) -> None:
+    def look(course: Epochs) -> None:
         epochs.append(course)
         if len(epochs) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Course, "_look", look)
+    monkeypatch.setattr(Epochs, "_look", look)
     with pytest.warns(ConvergenceWarning, match=f"interrupted after {2 * len(y)} steps: the model so far is kept"):
         model = MemSGDClassifier(random_state=0).fit(X, y)
     assert model.n_iter_ == 2

@@ -17,9 +17,9 @@ from thinwire.bench.timing import Timing, side_by_side, wall_clock
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.linear import Bottou, Decoupled, LockFree, Samples
-from thinwire.linear.rules import ABOVE, TOP, Compiled
+from thinwire.linear.rules import ABOVE, TOP, step_rule
 from thinwire.problems import Dataset
-from thinwire.problems.libsvm import signs
+from thinwire.problems.datasets import signs
 from thinwire.spec import parse
 from thinwire.training.formatting import NOTHING, show_count
 
@@ -287,7 +287,7 @@ def _reach(data: Samples, method: str, threads: int, initial: float, seed: int, 
 
 def _prepared(data: Samples, method: str, threads: int, initial: float, seed: int, units: str | None) -> LockFree:
     """An engine that has yet to take a step. Dense rows have no units, and rules that compare nothing."""
-    compares = Compiled.of(parse(method), data.d).code.writes in (TOP, ABOVE)
+    compares = step_rule(parse(method), data.d).writes in (TOP, ABOVE)
     return engine(data.in_units(units if compares and not data.dense else None), method, threads, initial, seed)
 
 

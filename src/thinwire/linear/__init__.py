@@ -1,4 +1,8 @@
-"""Mem-SGD for linear models on all cores of one machine: one vector, no locks, compiled by numba."""
+"""Linear models trained by Mem-SGD on all cores of one machine: one vector, no locks, compiled by numba.
+
+`engine` trains on `samples` (in `units`) with one each of the `losses`, `rules`, `schedules`, `regularisers`,
+`averages` and orders (`order`). `steps` holds what is compiled, `estimators` the same models for scikit-learn.
+"""
 
 from thinwire.linear.averages import Average as Average
 from thinwire.linear.averages import Final as Final
@@ -6,12 +10,12 @@ from thinwire.linear.averages import Uniform as Uniform
 from thinwire.linear.averages import Weighted as Weighted
 from thinwire.linear.averages import weight_sum as weight_sum
 from thinwire.linear.engine import LockFree as LockFree
+from thinwire.linear.engine import Run as Run
+from thinwire.linear.engine import Snapshot as Snapshot
 from thinwire.linear.losses import Loss as Loss
 from thinwire.linear.order import Order as Order
 from thinwire.linear.order import independent as independent
 from thinwire.linear.order import shuffled as shuffled
-from thinwire.linear.record import Run as Run
-from thinwire.linear.record import Snapshot as Snapshot
 from thinwire.linear.regularisers import Decoupled as Decoupled
 from thinwire.linear.regularisers import InMemory as InMemory
 from thinwire.linear.regularisers import Regulariser as Regulariser

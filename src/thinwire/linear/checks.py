@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from thinwire.checks import is_whole
 from thinwire.errors import ConfigError, OversubscriptionWarning
 from thinwire.linear.regularisers import Decoupled, Regulariser
 from thinwire.linear.samples import Samples
-from thinwire.linear.schedules import Schedule, Times
+from thinwire.linear.schedules import Schedule
 from thinwire.linear.units import Units
 
 Array = NDArray[Any]
@@ -52,35 +52,6 @@ def check_steps(schedule: Schedule, regulariser: Regulariser) -> None:
             f"a decoupled regulariser needs η λ < 1, got η_0 λ = {decay:g}: take a larger shift a or smaller steps, "
             f"or InMemory({regulariser.strength:g})"
         )
-
-
-def checked_sizes(sizes: Any, count: int, begin: int) -> Times:
-    """The step sizes from `begin` on, as a schedule gave them: as many as asked for."""
-    steps = np.ascontiguousarray(sizes, np.float64)
-    if steps.shape != (count,):
-        raise ConfigError(
-            f"a schedule gives each of {count} steps from {begin} on a size, got an array of shape {steps.shape}"
-        )
-    return steps
-
-
-def refuse_size(size: float, strength: float, step: int) -> NoReturn:
-    """A step size with which nothing good can come of it."""
-    if np.isfinite(size) and size * strength >= 1:
-        raise ConfigError(f"a decoupled regulariser needs η λ < 1, got {size * strength:g} at step {step}")
-    raise ConfigError(f"a schedule gives every step a finite, positive size, got {size} at step {step}")
-
-
-def checked_order(order: Any, samples: Samples, count: int, begin: int) -> NDArray[np.int64]:
-    """The samples of the steps from `begin` on, as an order gave them."""
-    chosen = np.asarray(order)
-    if chosen.shape != (count,) or chosen.dtype.kind not in "iu":
-        raise ConfigError(
-            f"order gives {count} whole numbers for the steps from {begin} on, got {chosen.dtype} of {chosen.shape}"
-        )
-    if chosen.min() < 0 or chosen.max() >= len(samples):
-        raise ConfigError(f"order chooses among {len(samples)} samples, got {chosen.min()} to {chosen.max()}")
-    return np.ascontiguousarray(chosen, np.int64)
 
 
 def checked_start(start: Any, samples: Samples) -> Array:

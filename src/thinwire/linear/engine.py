@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -16,34 +18,15 @@ from numpy.typing import NDArray
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
 from thinwire.linear.averages import Average, Final
-from thinwire.linear.checks import (
-    check_intercept,
-    check_steps,
-    check_units,
-    checked_start,
-    checked_workers,
-)
-from thinwire.linear.interrupts import held_back
+from thinwire.linear.checks import check_intercept, check_steps, check_units, checked_start, checked_workers
 from thinwire.linear.order import MASKS, Order, shuffled, stream_key
-from thinwire.linear.plan import planned
-from thinwire.linear.record import Run, Snapshot
 from thinwire.linear.regularisers import Decoupled, InMemory, Regulariser
-from thinwire.linear.rules import ABOVE, RANDOM, TOP, Code, Compiled
+from thinwire.linear.rules import ABOVE, RANDOM, TOP, step_rule
 from thinwire.linear.samples import Samples
 from thinwire.linear.schedules import Schedule
-from thinwire.linear.state import (
-    BROKEN,
-    LEFT,
-    LOG,
-    NEXT,
-    STOP,
-    Plan,
-    Private,
-    Settings,
-    private_state,
-    shared_state,
-)
-from thinwire.linear.walk import walk_dense, walk_sparse
+from thinwire.linear.steps.plan import Stretch, planned
+from thinwire.linear.steps.state import BROKEN, LEFT, LOG, NEXT, STOP, Private, Settings, private_state, shared_state
+from thinwire.linear.steps.walk import walk_dense, walk_sparse
 
 Array = NDArray[Any]
 SHORT = 1 << 22
@@ -51,9 +34,34 @@ SHORT = 1 << 22
 millisecond to begin and to end, as long as 2,000 steps along rows of 30 numbers."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment; its loss is that of the estimate, and was found with the clock stopped."""
+
+    step: int
+    seconds: float
+    """Spent in steps, from the engine's first on."""
+    written: int
+    """Coordinates of x written so far (of sparsifiers, only numbers other than zero)."""
+    loss: float
+
+
+@dataclass
+class Run:
+    """What a call of `run` did."""
+
+    snapshots: list[Snapshot] = field(default_factory=list)
+    stopped: str = "steps"
+    """Why it ended: steps (all were done), target (the loss was reached), watch, or interrupted (Ctrl-C)."""
+
+    @property
+    def losses(self) -> list[float]:
+        return [snapshot.loss for snapshot in self.snapshots]
+
+
 def _begin_all(pool: ThreadPoolExecutor, threads: int) -> None:
     """All threads of the pool, which by itself begins one when it seems to need it: each may wait for all others."""
-    barrier = Barrier(threads)
+    barrier = threading.Barrier(threads)
     for each in [pool.submit(barrier.wait, 60) for _ in range(threads)]:
         each.result()
 
@@ -102,7 +110,8 @@ class LockFree:
         self.samples, self.schedule, self.order, self.seed = samples, schedule, order, seed
         self.regulariser: Regulariser = regulariser or Decoupled()
         self.average: Average = average or Final()
-        self._compiled = Compiled.of(rule, samples.d)
+        self.code = step_rule(rule, samples.d)
+        """The rule, as the compiled steps read it."""
         self.threads, self.memories = checked_workers(threads, memories)
         check_steps(schedule, self.regulariser)
         check_intercept(intercept)
@@ -119,7 +128,7 @@ class LockFree:
         self._sum = np.zeros(samples.d + 1)
         self._weight = 0.0
         self.step, self.seconds, self.written = 0, 0.0, 0
-        self.last: Plan | None = None
+        self.last: Stretch | None = None
         """The stretch of steps done last."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,11 +155,6 @@ class LockFree:
         )
 
     # ------------------------------------------------------------------------------------------------------- the model
-
-    @property
-    def code(self) -> Code:
-        """The rule, as the compiled steps read it."""
-        return self._compiled.code
 
     @property
     def x(self) -> Array:
@@ -251,12 +255,27 @@ class LockFree:
         of_all = self.samples.dense or self._settings.strength > 0
         return self.samples.d if of_all else self.samples.rows.nnz / len(self.samples)
 
+    def planned(self, begin: int, until: int) -> Stretch:
+        """The steps from `begin` on, up to `until` at most."""
+        return planned(
+            begin,
+            until,
+            schedule=self.schedule,
+            decay=self.regulariser.strength if isinstance(self.regulariser, Decoupled) else 0.0,
+            tau=self.code.tau,
+            average=self.average,
+            order=self.order,
+            seed=self.seed,
+            samples=len(self.samples),
+            dtype=self.samples.dtype,
+        )
+
     def _advance_here(self, until: int) -> None:
         """On the caller's thread; Ctrl-C waits, which is why only short runs are done here."""
-        with held_back():
+        with _held_back():
             while self.step < until:
                 start = time.perf_counter()
-                self._take_(planned(self, self.step, until), lambda plan: self._walk(self._private[0], plan))
+                self._take_(self.planned(self.step, until), lambda plan: self._walk(self._private[0], plan))
                 self.seconds += time.perf_counter() - start
 
     def _advance_there(self, pool: ThreadPoolExecutor, until: int) -> None:
@@ -293,16 +312,16 @@ class LockFree:
         """Steps up to `until`, on the clock, or up to the chunks that were begun before all are to stop.
 
         Where there are several threads, another plans the next stretch meanwhile."""
-        ahead: Future[Plan] | None = None
+        ahead: Future[Stretch] | None = None
         while self.step < until and not self._shared.counter[STOP]:
             start = time.perf_counter()
-            plan = planned(self, self.step, until) if ahead is None else ahead.result()
+            plan = self.planned(self.step, until) if ahead is None else ahead.result()
             end = plan.begin + len(plan.samples)
-            ahead = pool.submit(planned, self, end, until) if self.threads > 1 and end < until else None
+            ahead = pool.submit(self.planned, end, until) if self.threads > 1 and end < until else None
             self._take_(plan, partial(self._walk_all, pool))
             self.seconds += time.perf_counter() - start
 
-    def _take_(self, plan: Plan, walk: Callable[[Plan], int]) -> None:
+    def _take_(self, plan: Stretch, walk: Callable[[Stretch], int]) -> None:
         """The steps of a stretch, by those who walk it. What ends between its steps and its books is broken."""
         self._shared.counter[NEXT] = self._shared.counter[LEFT] = 0
         self._shared.ends[:] = self._shared.seen[:] = 0
@@ -310,13 +329,13 @@ class LockFree:
             self.written += walk(plan)
             self._close_(plan, min(int(self._shared.counter[NEXT]), len(plan.samples)))
 
-    def _walk_all(self, pool: ThreadPoolExecutor, plan: Plan) -> int:
+    def _walk_all(self, pool: ThreadPoolExecutor, plan: Stretch) -> int:
         """All threads' parts of a stretch; how many coordinates they wrote."""
         with self._breaking():
             others = [pool.submit(self._walk, private, plan) for private in self._private[1:]]
         return self._walk(self._private[0], plan) + sum(other.result() for other in others)
 
-    def _walk(self, private: Private, plan: Plan) -> int:
+    def _walk(self, private: Private, plan: Stretch) -> int:
         """One thread's part of a stretch; how many coordinates it wrote."""
         walk, samples = walk_dense if self.samples.dense else walk_sparse, self.samples
         with self._breaking():
@@ -335,7 +354,7 @@ class LockFree:
             self._shared.counter[STOP] = self._shared.counter[BROKEN] = 1
             raise
 
-    def _close_(self, plan: Plan, done: int) -> None:
+    def _close_(self, plan: Stretch, done: int) -> None:
         """After `done` steps of a stretch: v ← x, and the stretch's part of the mean to the sum.
 
         Σ_t w_t x_t = Σ_t w_t s_t v_t = P_T v_T + Σ_u (v_u − v_{u+1}) P_{u+1} with P_t = Σ_{u<t} w_u s_u.
@@ -352,3 +371,20 @@ class LockFree:
             v *= v.dtype.type(scale)
         self.step += done
         self.last = plan
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, and finds nothing half done; it comes to the main thread alone."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *signals: held.append(signals))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.errors import ConfigError
-from thinwire.linear.kernel import kernel
+from thinwire.linear.steps.kernel import kernel
 
 
 class Loss(IntEnum):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.linear.kernel import kernel
+from thinwire.linear.steps.kernel import below, kernel
 from thinwire.ops.cpu.draw import word
 from thinwire.ops.keys import Key
 
@@ -57,12 +57,6 @@ def independent(samples: int, seed: int, begin: int, end: int) -> Indices:
     out = np.empty(end - begin, np.int64)
     _fill_(out, stream_key(seed, SAMPLES), begin, samples)
     return out
-
-
-@kernel
-def below(bits: Any, count: int) -> int:  # pragma: no cover
-    """64 random bits as a number in [0, count)."""
-    return int((np.uint64(bits) >> np.uint64(11)) * 2.0**-53 * count)
 
 
 @kernel

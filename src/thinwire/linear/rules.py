@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from thinwire.compressors import QSGD, Compressor, HardThreshold, Identity, RandK, TopK
@@ -20,7 +19,7 @@ KNOWN = (
 )
 
 
-class Code(NamedTuple):
+class StepRule(NamedTuple):
     """A rule, as the compiled steps read it."""
 
     writes: int
@@ -33,37 +32,29 @@ class Code(NamedTuple):
     """ABOVE writes where |p| ≥ η tau: a gradient's units, as everywhere."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A rule and its code for d coordinates."""
-
-    rule: Feedback
-    code: Code
-
-    @staticmethod
-    def of(rule: Rule | str, d: int) -> Compiled:
-        """Refuses a rule that the engine does not run, or whose k exceeds d."""
-        rule = rule_from(rule)
-        if not isinstance(rule, MemSGD | Plain):
-            raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
-        return Compiled(rule, _code(rule.compressor, isinstance(rule, MemSGD), rule, d))
+def step_rule(rule: Rule | str, d: int) -> StepRule:
+    """The rule for d coordinates; refuses one that the engine does not run, or whose k exceeds d."""
+    rule = rule_from(rule)
+    if not isinstance(rule, MemSGD | Plain):
+        raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
+    return _step_rule(rule.compressor, isinstance(rule, MemSGD), rule, d)
 
 
-def _code(compressor: Compressor, remembers: bool, rule: Feedback, d: int) -> Code:
+def _step_rule(compressor: Compressor, remembers: bool, rule: Feedback, d: int) -> StepRule:
     match compressor:
         case Identity():
-            return Code(ALL, False, d)  # of all, nothing is left to remember
+            return StepRule(ALL, False, d)  # of all, nothing is left to remember
         case TopK(ratio=ratio, count=count, values="full") if not isinstance(ratio, Warmup):
-            return Code(TOP, remembers, _kept(compressor, ratio, count, d))
+            return StepRule(TOP, remembers, _kept(compressor, ratio, count, d))
         case RandK(ratio=ratio, count=count, values="full", shared=False) if not isinstance(ratio, Warmup):
             probability = 1.0 if count is None else min(1.0, float(count))
-            return Code(RANDOM, remembers, _kept(compressor, ratio, count, d), probability)
+            return StepRule(RANDOM, remembers, _kept(compressor, ratio, count, d), probability)
         case HardThreshold(tau=tau, values="full") if not isinstance(tau, Warmup):
-            return Code(ABOVE, remembers, d, tau=float(tau))
+            return StepRule(ABOVE, remembers, d, tau=float(tau))
         case QSGD(levels=levels, bucket=bucket) if not remembers:
             if bucket < d:
                 raise ConfigError(f"the lock-free engine quantises whole gradients: write qsgd({levels}, {d})")
-            return Code(LEVELS, remembers, levels)
+            return StepRule(LEVELS, remembers, levels)
     raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
-from thinwire.linear.kernel import kernel
-from thinwire.linear.maxima import SHIFT
+from thinwire.linear.steps.kernel import kernel
+from thinwire.linear.steps.maxima import SHIFT
 
 Array = NDArray[Any]
 POPULARITY = "popularity"

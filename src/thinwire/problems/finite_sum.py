@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.problems.losses import Loss
-from thinwire.problems.regularisers import Regulariser
 from thinwire.problems.shards import Shards, check_offsets
+from thinwire.problems.terms import Penalty, SampleLoss
 from thinwire.problems.worker_sums import DenseSums, SparseSums, WorkerSums
 from thinwire.theory import Smoothness, least_squares_pl, linear_model_smoothness
 
@@ -39,13 +38,13 @@ class FiniteSum:
     rows: Any
     targets: Vector
     offsets: NDArray[np.int64]
-    sample_loss: Loss
-    regulariser: Regulariser
+    sample_loss: SampleLoss
+    regulariser: Penalty
     x0: Vector = field(default_factory=lambda: np.empty(0))
     """Where a simulation starts; unless given, numpy's default_rng(0).normal(size=d)."""
 
     @classmethod
-    def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: Loss, regulariser: Regulariser) -> FiniteSum:
+    def of(cls, rows: Any, targets: Vector, shards: Shards, sample_loss: SampleLoss, regulariser: Penalty) -> FiniteSum:
         """Rows dealt out to workers as `shards` says; those of CSR by length within a worker, short ones first."""
         _check_targets(rows, targets)
         if shards.order.max() >= len(targets):

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
-from thinwire.problems.datasets import Dataset
+from thinwire.problems.datasets import Dataset, signs
 from thinwire.problems.finite_sum import FiniteSum
-from thinwire.problems.libsvm import signs
-from thinwire.problems.losses import LogisticLoss, SquaredLoss
-from thinwire.problems.regularisers import L2, Nonconvex
 from thinwire.problems.shards import Shards
+from thinwire.problems.terms import L2, LogisticLoss, Nonconvex, SquaredLoss
 
 Vector = NDArray[np.float64]
 

@@ -31,9 +31,8 @@ from thinwire.linear import (
     Weighted,
 )
 from thinwire.linear.checks import cores
-from thinwire.linear.estimators.course import Course
-from thinwire.linear.estimators.steps import first_step
-from thinwire.linear.rules import Compiled
+from thinwire.linear.estimators.fitting import Epochs, first_step
+from thinwire.linear.rules import step_rule
 from thinwire.linear.units import Units
 from thinwire.spec import rule_from
 
@@ -104,9 +103,9 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             course.close()
         return self._publish()
 
-    def _course(self, engine: LockFree) -> Course:
+    def _course(self, engine: LockFree) -> Epochs:
         tol = None if self.tol is None else self.tol * self._loss_unit(engine.samples)
-        return Course(engine, tol, self.n_iter_no_change, cuts=self.learning_rate != "constant")
+        return Epochs(engine, tol, self.n_iter_no_change, cuts=self.learning_rate != "constant")
 
     def _partial_fit(self, X: Any, columns: Array, sample_weight: Any) -> Self:
         """One pass over these samples, from where the last call ended; the memories stay."""
@@ -207,8 +206,9 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     def _first_step(self, samples: Samples, rule: Rule) -> float:
         if self.eta0 != "auto":
             return float(self.eta0)
-        code = Compiled.of(rule, samples.d).code
-        return first_step(samples, code, self.alpha, _threads(self.n_jobs), float(self.fit_intercept))
+        return first_step(
+            samples, step_rule(rule, samples.d), self.alpha, _threads(self.n_jobs), float(self.fit_intercept)
+        )
 
     def _schedule(self, eta0: float) -> Schedule:
         return Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else Constant(eta0)
@@ -233,7 +233,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             return Weighted(max(1.0, 1 / (self.alpha * eta0)) if self.alpha > 0 else 1.0)
         return Uniform() if self.average == "uniform" else Final()
 
-    def _train(self, courses: list[Course]) -> int:
+    def _train(self, courses: list[Epochs]) -> int:
         """Epochs of all models in turn, so that Ctrl-C finds none left behind."""
         for _ in range(self.max_iter):
             active = [course for course in courses if not course.settled]

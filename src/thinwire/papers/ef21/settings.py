@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.problems.data_folder import data_folder
-from thinwire.problems.datasets import BREAST_CANCER, stem
+from thinwire.problems.datasets import BREAST_CANCER, data_folder, stem
 from thinwire.theory.spectrum import DENSE_SIDE
 
 WORKERS = 20

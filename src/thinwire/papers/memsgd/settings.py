@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire import QSGD, Identity, MemSGD, Plain, RandK, TopK, parse
 from thinwire.errors import ConfigError
-from thinwire.problems.data_folder import data_folder
-from thinwire.problems.datasets import BREAST_CANCER, held, stem
+from thinwire.problems.datasets import BREAST_CANCER, data_folder, held, stem
 
 if TYPE_CHECKING:  # the engine needs numba, settings do not
     from thinwire.papers.memsgd.unit_rows import UnitRowProblem

@@ -26,7 +26,7 @@ from thinwire.linear import (
 )
 from thinwire.papers.memsgd.settings import GENERATED, SGD, MemSGDSetting
 from thinwire.problems import Dataset, load_dataset
-from thinwire.problems.libsvm import signs
+from thinwire.problems.datasets import signs
 
 GENERATED_D = 2_000
 FIRST_SHARE = 0.38

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import DataError
-from thinwire.problems.data_folder import VARIABLE, data_folder
+from thinwire.problems.datasets import VARIABLE, data_folder
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.errors import DataError
-from thinwire.problems.datasets import breast_cancer
-from thinwire.problems.libsvm import read_libsvm, signs
+from thinwire.problems.datasets import breast_cancer, read_libsvm, signs
 from thinwire.training.tasks.sampling import Indices, epoch_slice, seeded, split
 from thinwire.training.tasks.task import Batch, Defaults, Task, register
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.linear.above import send_above_
-from thinwire.linear.choice import level, send_, send_drawn_, send_largest_
-from thinwire.linear.kernel import inlined, kernel
-from thinwire.linear.maxima import SHIFT, lift_
 from thinwire.linear.rules import ABOVE, ALL, LEVELS, TOP
+from thinwire.linear.steps.choice import level, send_, send_above_, send_drawn_, send_largest_
+from thinwire.linear.steps.kernel import inlined, kernel
+from thinwire.linear.steps.maxima import SHIFT, lift_
 from thinwire.ops.cpu.draw import word
 
 

@@ -15,14 +15,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from thinwire.linear import atomics
-from thinwire.linear.kernel import inlined, kernel
-from thinwire.linear.state import BROKEN, END, LEFT, OWN, ROOM
+from thinwire.linear.steps.kernel import fetch_add_, inlined, kernel, read, write_
+from thinwire.linear.steps.state import BROKEN, END, LEFT, OWN, ROOM
 
-# numba's types would have their callers pass the compiler's own first argument
-fetch_add_: Any = atomics.fetch_add_
-read: Any = atomics.read
-write_: Any = atomics.write_
 pass_on: Any = types.ExternalFunction("sched_yield", types.int32())
 """Of the C library: let another thread have the core."""
 GONE = np.iinfo(np.int64).max

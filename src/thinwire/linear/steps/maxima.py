@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.linear.kernel import kernel
+from thinwire.linear.steps.kernel import kernel
 from thinwire.ops.cpu import lanes
 from thinwire.ops.cpu.lanes import LANES
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.linear.choice import level, post_, send_, send_drawn_, send_largest_
-from thinwire.linear.kernel import inlined, kernel
-from thinwire.linear.maxima import refresh_
 from thinwire.linear.rules import ABOVE, ALL, LEVELS, TOP
+from thinwire.linear.steps.choice import level, post_, send_, send_drawn_, send_largest_
+from thinwire.linear.steps.kernel import inlined, kernel
+from thinwire.linear.steps.maxima import refresh_
 from thinwire.ops.cpu import lanes
 from thinwire.ops.cpu.draw import word
 from thinwire.ops.cpu.lanes import LANES

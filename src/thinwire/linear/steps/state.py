@@ -1,4 +1,4 @@
-"""What the compiled steps work on: arrays that all threads share, those of one thread, and the plan of a stretch."""
+"""The arrays that the compiled steps work on: those that all threads share, and those of one thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from thinwire.linear.maxima import level_offsets, padded
+from thinwire.linear.steps.maxima import level_offsets, padded
 from thinwire.ops.cpu.lanes import LANES
 
 LINE = 64
@@ -57,7 +57,7 @@ class Private(NamedTuple):
     maxima: Any
     """The tree over each memory; see `maxima`."""
     keys: Any
-    """Magnitudes in the heap of each memory; see `above`."""
+    """Magnitudes in the heap of each memory; see `choice`."""
     places: Any
     """Whose they are."""
     heap: Any
@@ -83,32 +83,13 @@ class Private(NamedTuple):
     seen: Any
     """How much it has read of each log."""
     credit: Any
-    """Σ_u (change of v at u) · (weight of the iterates before it): see `Plan.weight`. The last is the intercept's."""
+    """Σ_u (change of v at u) · (weight of the iterates before it): see `Stretch.weight`. The last: the intercept's."""
 
     def joined(self, shared: Shared) -> Private:
         """Pickled arrays come back apart: numbers as integers must be the numbers themselves, and v that of all."""
         whole = self.bits.dtype
         v = self.v if len(shared.ends) else shared.v
         return self._replace(bits=self.memory.view(whole), block_bits=self.block.view(whole), v=v)
-
-
-class Plan(NamedTuple):
-    """A stretch of steps, t = begin, …: everything that depends on t alone."""
-
-    begin: int
-    samples: Any
-    steps: Any
-    """η_t."""
-    least: Any
-    """η_t τ, the least magnitude that ABOVE writes, never zero; as integers."""
-    scale: Any
-    """s_t before each step, from 1 on, and after the last."""
-    weight: Any
-    """Σ_{u<t} w_u s_u within the stretch; empty where no mean is wanted."""
-    plain_weight: Any
-    """Σ_{u<t} w_u, for the intercept."""
-    coefficients: Any
-    """Out: η_t w_i ℓ′(z, y), what a row was multiplied with to become a step."""
 
 
 class Settings(NamedTuple):

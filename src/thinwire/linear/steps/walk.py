@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.linear import atomics, prefetch
-from thinwire.linear.dense_step import dense_product, dense_step_
-from thinwire.linear.kernel import inlined, kernel
-from thinwire.linear.logs import catch_up_, enter_, leave_, publish_, write_down_
 from thinwire.linear.losses import slope
-from thinwire.linear.prefetch import ask_for
-from thinwire.linear.sparse_step import sparse_product, sparse_step_, spread_, wipe_
-from thinwire.linear.state import NEXT, STOP
+from thinwire.linear.steps.dense import dense_product, dense_step_
+from thinwire.linear.steps.kernel import add_float_, ask, ask_for, fetch_add_, inlined, kernel
+from thinwire.linear.steps.logs import catch_up_, enter_, leave_, publish_, write_down_
+from thinwire.linear.steps.sparse import sparse_product, sparse_step_, spread_, wipe_
+from thinwire.linear.steps.state import NEXT, STOP
 
-# numba's types would have their callers pass the compiler's own first argument
-add_float_: Any = atomics.add_float_
-fetch_add_: Any = atomics.fetch_add_
-ask: Any = prefetch.ask
 CHUNK = 64
 """Steps taken at a time: a counter that others add to takes as long as a third of a step."""
 NEWS = 32
