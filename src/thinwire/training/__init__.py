@@ -4,7 +4,7 @@
 in simulation the `loop` runs in this process; else the `launcher` starts n processes, each a `worker` with that loop.
 The `loop` warms a method up and then takes one `step` of a `run` after the other.
 A step computes the workers' `gradients` (or all in one `joined_pass`), exchanges them and calls the optimizer.
-The `recorder` writes down what happened, `records` reads it, `summary` and `verdict` make tables and sentences of it.
+The `recorder` writes down what happened, `records` reads it, `summary` and `sections` make tables and sentences of it.
 """
 
 from thinwire.training.config import RunConfig

@@ -32,11 +32,13 @@ NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT
 """What the system says of a folder for temporary files that cannot be used."""
 
 
-def launch(configs: Sequence[RunConfig], record: Path, provenance: Mapping[str, Any]) -> None:
+def launch(
+    configs: Sequence[RunConfig], record: Path, provenance: Mapping[str, Any], plugins: Sequence[Path] = ()
+) -> None:
     """Train the runs on workers to their end; the first worker's failure is raised as its own error here."""
     try:
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-            _launch(Job(tuple(configs), record, provenance, Path(folder)))
+            _launch(Job(tuple(configs), record, provenance, Path(folder), tuple(plugins)))
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise

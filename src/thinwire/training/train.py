@@ -32,12 +32,14 @@ def train(
     resume: bool = False,
     force: bool = False,
     experiment: str = TRAINING,
+    plugins: Sequence[Path] = (),
 ) -> list[RunRecord]:
     """Train the runs one after the other, write their record, and read it back.
 
     `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
-    holds to their end are not trained again. With `force` one that exists is replaced. The record's head
-    names the `experiment`, which decides what `thinwire report` draws.
+    holds to their end are not trained again. With `force` one that exists is replaced. The record's head names the
+    `experiment`, which decides what `thinwire report` draws. `plugins` are Python files that register tasks and rules
+    of the user's own: real workers, which are processes of their own, run them first.
     """
     _check_shared(configs)
     check_device(configs[0].device)
@@ -49,17 +51,12 @@ def train(
         task = load_task(configs[0].task, configs[0].data)
         check_rules(configs, task)
         with begun(record, resume=resume):
-            _train(configs, task, record, provenance(command, configs[0].device, experiment), listener)
+            origin = provenance(command, configs[0].device, experiment)
+            if configs[0].engine == "sim":
+                _simulate(configs, task, record, origin, listener)
+            else:
+                _distribute(configs, record, origin, listener, plugins)
     return read_records([record])
-
-
-def _train(
-    configs: Sequence[RunConfig], task: Task, record: Path, origin: Mapping[str, Any], listener: Listener | None
-) -> None:
-    if configs[0].engine == "sim":
-        _simulate(configs, task, record, origin, listener)
-    else:
-        _distribute(configs, record, origin, listener)
 
 
 def _check_shared(configs: Sequence[RunConfig]) -> None:
@@ -85,12 +82,16 @@ def _simulate(
 
 
 def _distribute(
-    configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None
+    configs: Sequence[RunConfig],
+    record: Path,
+    origin: Mapping[str, Any],
+    listener: Listener | None,
+    plugins: Sequence[Path],
 ) -> None:
     from thinwire.training.launcher import launch  # torch's launcher is slow to import
 
     with Tail(record, listener or _ignore):
-        launch(configs, record, origin)
+        launch(configs, record, origin, plugins)
 
 
 def _ignore(line: Mapping[str, Any]) -> None:

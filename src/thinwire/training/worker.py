@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from thinwire.training.config import RunConfig
 from thinwire.training.loop import Loop, WarmUp
+from thinwire.training.plugins import load_plugin
 from thinwire.training.recorder import Recorder
 from thinwire.training.run import DistributedRun
 from thinwire.training.tasks import load_task
@@ -41,6 +42,8 @@ class Job:
     provenance: Mapping[str, Any]
     folder: Path
     """Where workers leave their failures and the launcher their output."""
+    plugins: tuple[Path, ...] = ()
+    """Files that register tasks and rules of the user's own."""
 
     def write(self) -> Path:
         """Write the job into its folder, for the workers to read."""
@@ -48,6 +51,7 @@ class Job:
             "configs": [config.asdict() for config in self.configs],
             "record": str(self.record.absolute()),
             "provenance": self.provenance,
+            "plugins": [str(path.absolute()) for path in self.plugins],
         }
         path = self.folder / "job.json"
         path.write_text(json.dumps(plain), encoding="utf-8")
@@ -55,10 +59,13 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """The job that `write` left at `path`."""
+        """The job that `write` left at `path`; its plug-ins are loaded first, since configurations may name them."""
         plain = json.loads(path.read_text(encoding="utf-8"))
+        plugins = tuple(Path(plugin) for plugin in plain["plugins"])
+        for plugin in plugins:
+            load_plugin(plugin)
         configs = tuple(RunConfig(**config) for config in plain["configs"])
-        return cls(configs, Path(plain["record"]), plain["provenance"], path.parent)
+        return cls(configs, Path(plain["record"]), plain["provenance"], path.parent, plugins)
 
 
 def work(job: Job) -> None:
@@ -81,10 +88,10 @@ def work(job: Job) -> None:
 
 def main() -> int:
     """Work; a failure is left in the job's folder for the launcher, which shows it to the user."""
-    job = Job.read(Path(sys.argv[1]))
-    end_with_launcher(job.folder)
+    path = Path(sys.argv[1])
+    end_with_launcher(path.parent)
     try:
-        work(job)
+        work(Job.read(path))
     except Exception as error:
         failure = {
             "time": time.time(),
@@ -92,7 +99,7 @@ def main() -> int:
             "message": str(error),
             "traceback": traceback.format_exc(),
         }
-        (job.folder / f"failure-{os.environ['RANK']}.json").write_text(json.dumps(failure), encoding="utf-8")
+        (path.parent / f"failure-{os.environ['RANK']}.json").write_text(json.dumps(failure), encoding="utf-8")
         return 1
     return 0
 

@@ -85,7 +85,8 @@ Kind = TypeVar("Kind", bound=type[Task])
 def register(kind: Kind) -> Kind:
     """Make a task known by its name to configurations and the command line; usable as a class decorator.
 
-    Real workers are processes of their own: the class must be registered in them as well, see `--plugin FILE`.
+    Real workers are processes of their own, in which the class must be registered as well: give `train` the file that
+    does it (`plugins`), or the command line (`--plugin FILE`).
     """
     missing = [name for name in ("name", "about", "metric", "defaults") if not hasattr(kind, name)]
     if missing or inspect.isabstract(kind):
