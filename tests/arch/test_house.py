@@ -15,7 +15,6 @@ KERNEL = "one operation, on each kind of device"
 PAPER = "each paper has the same few files"
 MEASURED = "a benchmark is named for the thing that it measures"
 THEORY = "a rule, and the theorems about it"
-LINEAR = "linear models on arrays have their own; those of `problems` are torch's"
 MODULES = {
     "above": KERNEL,
     "base": "the abstract class of its package",
@@ -26,10 +25,8 @@ MODULES = {
     "efbv": THEORY,
     "exponents": KERNEL,
     "lockfree": f"an alias for code that imports the engine's old place; {MEASURED}",
-    "losses": LINEAR,
     "plan": "how moments are taken, and what linear's threads do: both are plans",
     "quantise": KERNEL,
-    "regularisers": LINEAR,
     "rows": "moments of a linear layer's rows, and a kernel over rows",
     "select": KERNEL,
     "runs": PAPER,
@@ -45,8 +42,7 @@ MODULES = {
 """Module names that are used twice, each with the reason."""
 CLASSES = {
     "Arrival": "of a bucket, and of a layer's moments",
-    "Loss": LINEAR,
-    "Plan": "what linear's threads do, how moments are taken, how a GPU correlates: three packages that never meet",
+    "Plan": "how moments are taken, and how a GPU correlates: two packages that never meet",
     "Regulariser": "a problem's, and a proximal step's",
     "Slot": "of a rule's state, and of a layer's moments",
 }

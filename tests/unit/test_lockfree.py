@@ -36,9 +36,9 @@ from thinwire.linear import (
     weight_sum,
 )
 from thinwire.linear.losses import slope
-from thinwire.linear.steps.dense import dense_product
+from thinwire.linear.steps.dense_step import dense_product
 from thinwire.linear.steps.plan import SMALLEST_SCALE
-from thinwire.linear.steps.sparse import sparse_product
+from thinwire.linear.steps.sparse_step import sparse_product
 
 EPS = np.finfo(np.float64).eps
 RULES = [

@@ -17,10 +17,10 @@ from thinwire.linear.losses import slope, value
 from thinwire.linear.order import independent, shuffled
 from thinwire.linear.rules import RANDOM, StepRule
 from thinwire.linear.steps.choice import pop_, push_, send_above_, send_drawn_, send_largest_
-from thinwire.linear.steps.dense import accumulate_all_, dense_product
+from thinwire.linear.steps.dense_step import accumulate_all_, dense_product
 from thinwire.linear.steps.kernel import add_float_
 from thinwire.linear.steps.maxima import level_offsets, refresh_
-from thinwire.linear.steps.sparse import accumulate_, forget_, sparse_product
+from thinwire.linear.steps.sparse_step import accumulate_, forget_, sparse_product
 from thinwire.linear.steps.state import COUNT, Private, Shared, private_state, shared_state
 from thinwire.linear.steps.walk import CHUNK, take_
 from thinwire.ops.reference import topk_indices

@@ -15,7 +15,7 @@ from tests.unit.lockfree_data import samples
 from thinwire.errors import ConfigError
 from thinwire.linear import Bottou, Decoupled, InMemory, LockFree, Samples, Uniform, independent
 from thinwire.linear.losses import slope
-from thinwire.linear.steps.sparse import sparse_product
+from thinwire.linear.steps.sparse_step import sparse_product
 from thinwire.sklearn import MemSGDClassifier, MemSGDRegressor
 
 N, D, STEPS = 80, 300, 400

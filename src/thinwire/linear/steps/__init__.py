@@ -1,1 +1,1 @@
-"""The compiled steps: `walk` is the loop of a thread, `sparse` and `dense` a step, `choice` what it writes."""
+"""The compiled steps: `walk` is a thread's loop, `sparse_step` and `dense_step` one step, `choice` what it writes."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.linear.losses import slope
-from thinwire.linear.steps.dense import dense_product, dense_step_
+from thinwire.linear.steps.dense_step import dense_product, dense_step_
 from thinwire.linear.steps.kernel import add_float_, ask, ask_for, fetch_add_, inlined, kernel
 from thinwire.linear.steps.logs import catch_up_, enter_, leave_, publish_, write_down_
-from thinwire.linear.steps.sparse import sparse_product, sparse_step_, spread_, wipe_
+from thinwire.linear.steps.sparse_step import sparse_product, sparse_step_, spread_, wipe_
 from thinwire.linear.steps.state import NEXT, STOP
 
 CHUNK = 64
