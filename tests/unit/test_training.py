@@ -16,9 +16,9 @@ from thinwire.training import RunConfig, RunRecord, read_records, train
 from thinwire.training.config import comparison, demo_configs
 from thinwire.training.formatting import show_metric
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES, set_learning_rate_
+from thinwire.training.recorder import Totals
 from thinwire.training.sections import verdict
 from thinwire.training.summary import summarise
-from thinwire.training.totals import Totals
 
 RULE = "memsgd(topk(0.01))"
 

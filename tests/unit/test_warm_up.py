@@ -14,12 +14,11 @@ import torch
 from thinwire.errors import NonFiniteGradient
 from thinwire.training import RunConfig, read_records, train
 from thinwire.training.loop import WARM_UP_STEPS, Loop, WarmUp
-from thinwire.training.recorder import Recorder
+from thinwire.training.recorder import Recorder, Totals
 from thinwire.training.run import SimulatedRun, TrainingRun
 from thinwire.training.sections import verdict
 from thinwire.training.summary import summarise
 from thinwire.training.tasks import Task, load_task
-from thinwire.training.totals import Totals
 
 COMPILING, STEP = 25.0, 0.5
 

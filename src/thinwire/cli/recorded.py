@@ -23,9 +23,8 @@ from thinwire.cli.outputs import check_outputs, noted
 from thinwire.cli.progress import progress
 from thinwire.errors import ConfigError
 from thinwire.papers import read_sections
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Section, write_page
-from thinwire.report.record_file import Finished, Writer
+from thinwire.report.record_file import Experiment, Finished, Writer
 from thinwire.training.config import RunConfig
 from thinwire.training.records import RunRecord, finished_runs
 from thinwire.training.sections import sections

@@ -17,9 +17,8 @@ from thinwire.errors import ConfigError, RecordError
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
 from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT
 from thinwire.papers.vgc.sections import VGC_EXPERIMENT
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Section
-from thinwire.report.record_file import Record, read_record
+from thinwire.report.record_file import Experiment, Record, read_record
 from thinwire.training.sections import TRAINING_EXPERIMENT
 
 __all__ = ["EXPERIMENTS", "Experiment", "read_sections", "register"]

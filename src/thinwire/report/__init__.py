@@ -1,8 +1,7 @@
 """The report: records of runs, written line by line, and the one page that shows them."""
 
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Section, Series, lines, page_text, write_page
-from thinwire.report.record_file import Writer, one_line_each, read_record
+from thinwire.report.record_file import Experiment, Writer, one_line_each, read_record
 
 __all__ = [
     "Axis",

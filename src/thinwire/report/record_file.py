@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 from thinwire.errors import RecordError, RecordWarning
 from thinwire.report.destination import RESUME, begun, check_destination
+from thinwire.report.page import Section
 from thinwire.report.provenance import provenance
 
 FORMAT = 1
@@ -197,6 +198,24 @@ def _check_existing(path: Path, experiment: str) -> None:
     with warnings.catch_warnings(action="ignore", category=RecordWarning):  # whoever took the runs was told
         check_experiment(read_record(path), experiment)
     cut_torn_line_(path)
+
+
+# ----------------------------------------------------------------------------------------------------------- experiment
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[Read]):
+    """What `thinwire report` must know to draw a record whose head has this name."""
+
+    name: str
+    read: Callable[[Sequence[Line]], list[Read]]
+    """The runs of a record, from the lines behind its head."""
+    sections: Callable[[Sequence[Read]], list[Section]]
+    """What a page shows of the runs."""
+
+    def runs(self, path: Path) -> list[Read]:
+        """The runs of the record at `path`, which must be one of this experiment."""
+        return self.read(check_experiment(read_record(path), self.name).lines)
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines

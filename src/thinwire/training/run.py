@@ -21,8 +21,8 @@ from thinwire.training.config import TORCH_METHODS, RunConfig
 from thinwire.training.gradients import ByName, SeparatePasses, SimulatedWorkers
 from thinwire.training.joined_pass import JoinedPass, can_join
 from thinwire.training.optimizer import OPTIMIZERS, set_learning_rate_
+from thinwire.training.recorder import Totals
 from thinwire.training.tasks import Batch, Task
-from thinwire.training.totals import Totals
 
 POWERSGD_START = 2
 """Dense steps before torch's PowerSGD begins; 2 is the least that its warm start allows."""

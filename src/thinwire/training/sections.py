@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Look, Section, Series, looks, section_for_each
-from thinwire.report.record_file import TRAINING
+from thinwire.report.record_file import TRAINING, Experiment
 from thinwire.training.config import TORCH_METHODS
 from thinwire.training.formatting import (
     NOTHING,

@@ -7,9 +7,8 @@ from itertools import chain
 
 from thinwire.papers.ef21.claims import COUNTS, UNITS, claims
 from thinwire.papers.ef21.runs import EF21Run, Reached, honest_bits, paper_bits
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Section, lines, section_for_each
-from thinwire.report.record_file import one_line_each
+from thinwire.report.record_file import Experiment, one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_thousands
 
 TITLES = {

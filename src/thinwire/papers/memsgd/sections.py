@@ -9,9 +9,8 @@ from math import inf
 from thinwire.papers.memsgd.claims import DEFECTS, NEAR, best, claims, published, share, speedups, threshold
 from thinwire.papers.memsgd.runs import LossPoint, MemSGDRun
 from thinwire.papers.memsgd.settings import GENERATED, REUTERS
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Axis, Chart, Section, lines, section_for_each
-from thinwire.report.record_file import one_line_each
+from thinwire.report.record_file import Experiment, one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
 
 TITLES = {

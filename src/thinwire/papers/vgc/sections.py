@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.papers.vgc.claims import PrintedNumber, VGCRow, claims
-from thinwire.report.experiment import Experiment
 from thinwire.report.page import Section, section_for_each
+from thinwire.report.record_file import Experiment
 from thinwire.training.formatting import NOTHING, plural, show_metric, show_ratio
 from thinwire.training.records import RunRecord, runs_of_lines
 from thinwire.training.sections import charts, looks_of, origins
