@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from thinwire import errors
 from thinwire.errors import ThinwireError
 from thinwire.training.config import RunConfig
+from thinwire.training.plugins import LOADED
 from thinwire.training.worker import LIFELINE, Job
 
 SHUTDOWN_SECONDS = 5
@@ -32,13 +33,11 @@ NO_FOLDER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT
 """What the system says of a folder for temporary files that cannot be used."""
 
 
-def launch(
-    configs: Sequence[RunConfig], record: Path, provenance: Mapping[str, Any], plugins: Sequence[Path] = ()
-) -> None:
+def launch(configs: Sequence[RunConfig], record: Path, provenance: Mapping[str, Any]) -> None:
     """Train the runs on workers to their end; the first worker's failure is raised as its own error here."""
     try:
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-            _launch(Job(tuple(configs), record, provenance, Path(folder), tuple(plugins)))
+            _launch(Job(tuple(configs), record, provenance, Path(folder), tuple(LOADED)))
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise

@@ -1,29 +1,33 @@
-"""Plug-ins: files of a user's own, run for the tasks and rules that they register."""
+"""A user's own Python files, executed once in a process: what they register is then known there."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError
+
+LOADED: dict[Path, str] = {}
+"""The files that were executed here, with their modules' names; workers execute them too."""
 
 
-def load_plugin(path: Path) -> ModuleType:
-    """Run a Python file as a module, once in a process; it is known by its path."""
-    name = str(path.resolve())
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"plug-in {path} is no Python file; give the path of one that ends in .py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+def load_plugin(path: Path) -> None:
+    """Execute a file, unless it was; what goes wrong in it is a `ConfigError` that names it."""
+    place = path.expanduser().resolve()
+    if place in LOADED:
+        return
+    if not place.is_file():
+        raise ConfigError(f"--plugin {path}: there is no such file")
+    name = f"thinwire_plugin_{len(LOADED)}_{place.stem}"
+    loader = SourceFileLoader(name, str(place))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None  # a loader was given
+    module = sys.modules[name] = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        if isinstance(error, ThinwireError):
-            raise
-        raise ConfigError(f"plug-in {path} failed: {type(error).__name__}: {error}") from error
-    return module
+        raise ConfigError(f"--plugin {path}: {type(error).__name__}: {error}") from error
+    LOADED[place] = name

@@ -32,14 +32,12 @@ def train(
     resume: bool = False,
     force: bool = False,
     experiment: str = TRAINING,
-    plugins: Sequence[Path] = (),
 ) -> list[RunRecord]:
     """Train the runs one after the other, write their record, and read it back.
 
     `listener` is called with every line of the record as it is written. With `resume` a record may exist: runs that it
     holds to their end are not trained again. With `force` one that exists is replaced. The record's head names the
-    `experiment`, which decides what `thinwire report` draws. `plugins` are Python files that register tasks and rules
-    of the user's own: real workers, which are processes of their own, run them first.
+    `experiment`, which decides what `thinwire report` draws.
     """
     _check_shared(configs)
     check_device(configs[0].device)
@@ -55,7 +53,7 @@ def train(
             if configs[0].engine == "sim":
                 _simulate(configs, task, record, origin, listener)
             else:
-                _distribute(configs, record, origin, listener, plugins)
+                _distribute(configs, record, origin, listener)
     return read_records([record])
 
 
@@ -82,16 +80,12 @@ def _simulate(
 
 
 def _distribute(
-    configs: Sequence[RunConfig],
-    record: Path,
-    origin: Mapping[str, Any],
-    listener: Listener | None,
-    plugins: Sequence[Path],
+    configs: Sequence[RunConfig], record: Path, origin: Mapping[str, Any], listener: Listener | None
 ) -> None:
     from thinwire.training.launcher import launch  # torch's launcher is slow to import
 
     with Tail(record, listener or _ignore):
-        launch(configs, record, origin, plugins)
+        launch(configs, record, origin)
 
 
 def _ignore(line: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Job:
     folder: Path
     """Where workers leave their failures and the launcher their output."""
     plugins: tuple[Path, ...] = ()
-    """Files that register tasks and rules of the user's own."""
+    """Files of the user's own that workers execute before they read the configurations."""
 
     def write(self) -> Path:
         """Write the job into its folder, for the workers to read."""
@@ -51,7 +51,7 @@ class Job:
             "configs": [config.asdict() for config in self.configs],
             "record": str(self.record.absolute()),
             "provenance": self.provenance,
-            "plugins": [str(path.absolute()) for path in self.plugins],
+            "plugins": [str(plugin) for plugin in self.plugins],
         }
         path = self.folder / "job.json"
         path.write_text(json.dumps(plain), encoding="utf-8")
@@ -59,7 +59,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """The job that `write` left at `path`; its plug-ins are loaded first, since configurations may name them."""
+        """The job that `write` left at `path`."""
         plain = json.loads(path.read_text(encoding="utf-8"))
         plugins = tuple(Path(plugin) for plugin in plain["plugins"])
         for plugin in plugins:

@@ -85,8 +85,8 @@ Kind = TypeVar("Kind", bound=type[Task])
 def register(kind: Kind) -> Kind:
     """Make a task known by its name to configurations and the command line; usable as a class decorator.
 
-    Real workers are processes of their own, in which the class must be registered as well: give `train` the file that
-    does it (`plugins`), or the command line (`--plugin FILE`).
+    Real workers are processes of their own, in which the class must be registered as well. They execute the files that
+    `thinwire.training.plugins.load_plugin` executed here, as `--plugin FILE` does.
     """
     missing = [name for name in ("name", "about", "metric", "defaults") if not hasattr(kind, name)]
     if missing or inspect.isabstract(kind):
