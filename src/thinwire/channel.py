@@ -110,6 +110,8 @@ class Channel:
         self.run = 0
         """A number by which the states of one run are known from those of others."""
         self._underway = Underway(self.worker, self.server, self.clock)
+        self._groups: dict[Layout, tuple[Part, ...]] = {}
+        self._groups_of = self.started
         self._name, self._method = str(rule), zlib.crc32(str(rule).encode())
 
     @property
@@ -191,10 +193,22 @@ class Channel:
         )
 
     def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
-        """The bucket's pieces grouped by rule and by whether they were exchanged before."""
+        """The bucket's pieces grouped by rule and by whether they were exchanged before.
+
+        Where all are used the groups are kept until another parameter starts: 3 µs a parameter to find them anew.
+        """
+        if used is not None:
+            return self._grouped(layout, used)
+        if self._groups_of is not self.started:
+            self._groups, self._groups_of = {}, self.started
+        if layout not in self._groups:
+            self._groups[layout] = self._grouped(layout, [True] * len(layout.pieces))
+        return self._groups[layout]
+
+    def _grouped(self, layout: Layout, used: Sequence[bool]) -> tuple[Part, ...]:
         groups: dict[tuple[Feedback, bool], list[int]] = {}
         for place, piece in enumerate(layout.pieces):
-            if used is None or used[place]:
+            if used[place]:
                 groups.setdefault((self.rules[piece.name], piece.name not in self.started), []).append(place)
         return tuple(part_of(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
 

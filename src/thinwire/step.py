@@ -46,10 +46,9 @@ class Clock:
     def finish(self, exchanged: Collection[str], step_sizes: Mapping[str, float]) -> None:
         """A step is done: these parameters were exchanged, with these step sizes."""
         now = self.now
+        started = now.started if now.started.issuperset(exchanged) else now.started.union(exchanged)
         with self.lock:
-            self.now = Progress(
-                now.step + 1, now.started.union(exchanged), {**now.step_sizes, **step_sizes}, now.turn + 1
-            )
+            self.now = Progress(now.step + 1, started, {**now.step_sizes, **step_sizes}, now.turn + 1)
 
     def abandon(self) -> None:
         """A step is given up, and all that moved in it is back in its place."""
