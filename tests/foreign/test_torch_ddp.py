@@ -7,31 +7,39 @@ import sys
 
 import pytest
 
-SECONDS = 600  # about 15 s on two idle cores; the limit is for a busy machine
+SECONDS = 600  # about 10 s on two idle cores; the limit is for a busy machine
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(SECONDS)]
 
-TESTS = {
-    2: [
-        "test_DistributedDataParallelCPU",
-        "test_accumulate_gradients_no_sync_grad_is_view",
-        "test_ddp_control_flow_different_across_ranks",
-        "test_ddp_create_graph",
-        "test_ddp_grad_div_uneven_inputs",
-        "test_ddp_ignore_params_arg",
-        "test_ddp_join_model_equivalence",
-        "test_ddp_python_error_logged",
-        "test_ddp_static_graph_nested_types",
-        "test_ddp_uneven_input_join_disable",
-    ],
-    3: ["test_ddp_shared_grad_acc_unused_params", "test_ddp_uneven_input_exception"],
+GROUPS = {
+    "joining": (
+        2,
+        [
+            "test_ddp_grad_div_uneven_inputs",
+            "test_ddp_join_model_equivalence",
+            "test_ddp_python_error_logged",
+            "test_ddp_static_graph_nested_types",
+            "test_ddp_uneven_input_join_disable",
+        ],
+    ),
+    "training": (
+        2,
+        [
+            "test_DistributedDataParallelCPU",
+            "test_accumulate_gradients_no_sync_grad_is_view",
+            "test_ddp_control_flow_different_across_ranks",
+            "test_ddp_create_graph",
+            "test_ddp_ignore_params_arg",
+        ],
+    ),
+    "three ranks": (3, ["test_ddp_shared_grad_acc_unused_params", "test_ddp_uneven_input_exception"]),
 }
 
 
-@pytest.mark.parametrize("world", TESTS)
-def test_torchs_own_tests_pass_with_every_model_attached(world: int) -> None:
+@pytest.mark.parametrize(("world", "names"), GROUPS.values(), ids=GROUPS)
+def test_torchs_own_tests_pass_with_every_model_attached(world: int, names: list[str]) -> None:
     """They run in a process of their own: torch's test classes fork, and set what the whole process shares."""
-    _run(world, TESTS[world])
+    _run(world, names)
 
 
 def _run(world: int, names: list[str]) -> None:
