@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.errors import NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
+from thinwire.feedback.family.participation import takes_part
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.payload import Empty, Payload
@@ -248,7 +249,7 @@ class Channel:
     def _payload(self, part: Part, signal: Signal, held: Collection[str]) -> Payload:
         """What the rule says; about parameters that are held, nothing."""
         self._underway.begin_sending(part)
-        if not part.first and not part.rule.participants(self._key()):
+        if not part.first and not takes_part(part.rule, self._key()):
             return Empty()
         state = self.worker.bind(part.layout)
         if not held:

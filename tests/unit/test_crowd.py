@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -10,7 +11,6 @@ from tests.methods import METHODS
 from torch import Tensor
 
 from thinwire import (
-    CLAG,
     EF21,
     EF21PP,
     EFBV,
@@ -32,12 +32,12 @@ from thinwire import (
     TopK,
     Unbias,
 )
-from thinwire.engines.crowd import Crowd, Seen, can_crowd, joint_layout
+from thinwire.engines.crowd import Crowd, JointKey, Seen, Stack, joint_layout, refusal
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Need
 from thinwire.layout import Layout
-from thinwire.ops import JointKey, Key
-from thinwire.payload import Empty, Stack, pack_payload
+from thinwire.ops import Key
+from thinwire.payload import Empty, pack_payload
 
 WORKERS, STEPS = 3, 6
 SHAPES = {"w": (5, 7), "none": (0,), "b": (11,)}
@@ -49,7 +49,7 @@ def parameters(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     return {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
 
 
-CROWDS = [rule for rule in METHODS if can_crowd(rule, parameters())]
+CROWDS = [rule for rule in METHODS if refusal(rule, parameters()) is None]
 
 
 def rounds(dtype: torch.dtype, workers: int = WORKERS, steps: int = STEPS) -> Iterator[dict[str, Tensor]]:
@@ -64,6 +64,16 @@ def rounds(dtype: torch.dtype, workers: int = WORKERS, steps: int = STEPS) -> It
 
 def rows(stacked: dict[str, Tensor], workers: int = WORKERS) -> list[dict[str, Tensor]]:
     return [{name: stack[worker] for name, stack in stacked.items()} for worker in range(workers)]
+
+
+def assert_same_state(crowd: Crowd, made: Simulation) -> None:
+    """Every slot of the workers, and every slot that they share."""
+    for slot, state in crowd.state.items():
+        kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
+        assert torch.equal(state, torch.stack(kept))
+    for slot in (slot for slot in crowd.rule.slots if not slot.per_worker):
+        for name in SHAPES:
+            assert torch.equal(crowd.server.view(name, slot.name), made.channels[0].server.view(name, slot.name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -81,9 +91,7 @@ def test_one_call_is_n_channels(rule: Feedback, dtype: torch.dtype) -> None:
         assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
         assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
         before = now
-    for slot, state in crowd.state.items():
-        kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
-        assert torch.equal(state, torch.stack(kept))
+    assert_same_state(crowd, made)
     assert crowd.ledger.summary() == pytest.approx(made.ledger.summary(), rel=0, abs=0, nan_ok=True)
 
 
@@ -104,9 +112,7 @@ def test_what_is_seen_is_all_that_is_looked_at(rule: Feedback) -> None:
         assert {name: ours[name].tolist() for name in SHAPES} == {name: theirs[name].tolist() for name in SHAPES}
         assert crowd.ledger.last_step() == pytest.approx(made.ledger.last_step(), rel=0, abs=0, nan_ok=True)
         before = now
-    for slot, state in crowd.state.items():
-        kept = [torch.cat([channel.worker.view(name, slot) for name in SHAPES]) for channel in made.channels]
-        assert torch.equal(state, torch.stack(kept))
+    assert_same_state(crowd, made)
 
 
 def _seen(stacked: dict[str, Tensor], places: Tensor | None) -> dict[str, Tensor] | Seen:
@@ -153,17 +159,29 @@ def test_most_methods_need_no_channels() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        EF21(TopK(0.1, per="bucket")),
-        CLAG(TopK(0.1)),
-        Route({"*": EF21(TopK(0.1))}),
-    ],
-    ids=str,
-)
-def test_what_looks_beyond_a_piece_goes_by_channels(rule: Feedback) -> None:
-    assert not can_crowd(rule, parameters())
+REASONS = {
+    "clag": "clag does not treat each piece by itself",
+    "threepcv2": "threepcv2 does not treat each piece by itself",
+    "threepcv4": "threepcv4 does not treat each piece by itself",
+    "ef21p": "ef21p needs a server that broadcasts the model",
+    "vgc": "vgc needs the second moments",
+    "hybrid": "hybrid needs the second moments",
+}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in METHODS if rule not in CROWDS], ids=str)
+def test_a_method_that_goes_by_channels_has_its_reason(rule: Feedback) -> None:
+    """A compressor that chooses over the whole buffer, or one of few rules."""
+    beyond = TopK(0.3, per="bucket")
+    reason = REASONS.get(rule.name, f"{beyond} does not compress each piece by itself")
+    assert rule.name in REASONS or rule.compressor == beyond
+    assert str(refusal(rule, parameters())).startswith(reason)
+    with pytest.raises(ConfigError, match=re.escape(f"workers cannot be simulated together: {reason}")):
+        Crowd(parameters(), rule, WORKERS)
+
+
+def test_a_route_goes_by_channels() -> None:
+    assert "rules of their own" in str(refusal(Route({"*": EF21(TopK(0.1))}), parameters()))
 
 
 @pytest.mark.parametrize(
@@ -186,8 +204,8 @@ def test_a_joint_payload_is_cut_into_the_workers_messages(compressor: Compressor
 
 def test_parameters_of_two_types_go_by_channels() -> None:
     mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
-    assert not can_crowd(EF21(TopK(0.5)), mixed)
-    assert not can_crowd(EF21(TopK(0.5)), {"a": torch.zeros(2, dtype=torch.float16)})
+    for others in (mixed, {"a": torch.zeros(2, dtype=torch.float16)}):
+        assert "of one type" in str(refusal(EF21(TopK(0.5)), others))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

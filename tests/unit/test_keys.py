@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire import Key
-from thinwire.ops import JointKey, joint_index, random_bits, uniform
+from thinwire.engines.crowd import JointKey, joint_index
+from thinwire.ops import random_bits, uniform
 from thinwire.ops.keys import mix, signed
 
 DTYPES = [torch.float32, torch.float64]
@@ -108,5 +109,6 @@ def test_the_keys_of_many_workers_are_their_own(ranks: Sequence[int]) -> None:
     assert joint.numbers(pieces) == [key.number for key in own]
     assert joint.shared().numbers(pieces) == [key.shared().number for key in own]
     assert joint.stream(2).numbers(pieces) == [key.stream(2).number for key in own]
-    assert joint.of_workers().tolist() == [signed(Key(3, 5, worker).number) for worker in ranks]
+    assert joint.owners(torch.tensor(pieces)).tolist() == [key.worker for key in own]
+    assert Key(3, 5).across(torch.tensor(ranks)).tolist() == [signed(Key(3, 5, worker).number) for worker in ranks]
     assert Key(3, 5, 4).words(torch.tensor(indices)).tolist() == [signed(Key(3, 5, 4, i).number) for i in indices]

@@ -11,7 +11,8 @@ from scipy import sparse
 from torch import Tensor
 
 from thinwire import EF21, EF21PAGE, EF21PP, MARINA, Plain, RandK, Simulation, TopK, Unbias, simulate
-from thinwire.engines.simulate import FEW, Instant, Partly, Pointwise
+from thinwire.engines.crowd import FEW, Partly, Pointwise
+from thinwire.engines.simulate import Instant
 from thinwire.problems import Dataset, FiniteSum, file_order, logistic_regression
 from thinwire.problems.minibatches import Minibatches
 from thinwire.updates import Descent

@@ -59,16 +59,16 @@ class Compressor(Named, ABC):
         """C(target - local); both are left as they are."""
         return self(target - local, layout, key)
 
-    def sees(self, layout: Layout, key: Key) -> Tensor | None:
-        """The ascending positions of the entries that are all it looks at, on the CPU; None where it looks at every
-        one."""
-        return None
-
     @property
-    def apart(self) -> bool:
-        """Whether each piece is compressed by itself, by its own index's key, into a message that can be cut up again:
-        many workers' vectors are then compressed in one call, as pieces of one buffer (see `payload.Stack`)."""
+    def piecewise(self) -> bool:
+        """Optional: whether each piece is compressed by itself, by `key.at(piece.index)`, into a format of this package
+        other than the nested ones. One call may then serve many vectors that lie side by side, as pieces."""
         return False
+
+    def looks_at(self, layout: Layout, key: Key) -> Tensor | None:
+        """Optional: the ascending positions of all entries that it looks at, on the CPU, where the key alone says which
+        (draw them by `key.once`, and they are not drawn again); None where it looks at every one."""
+        return None
 
     @abstractmethod
     def delta(self, numel: int) -> float:

@@ -43,8 +43,8 @@ class Contractive(Compressor):
         return self.compressor.draws
 
     @property
-    def apart(self) -> bool:
-        return self.compressor.apart
+    def piecewise(self) -> bool:
+        return self.compressor.piecewise
 
     def delta(self, numel: int) -> float:
         return 1.0 / (1.0 + self.compressor.omega(numel))

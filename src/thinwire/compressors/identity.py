@@ -19,7 +19,7 @@ class Identity(Unbiased):
 
     name: ClassVar[str] = "identity"
     draws: ClassVar[Draws] = Draws.NOTHING
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Dense:
         return Dense(x.clone())

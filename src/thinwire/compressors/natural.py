@@ -24,7 +24,7 @@ class Natural(Unbiased):
 
     name: ClassVar[str] = "natural"
     draws: ClassVar[Draws] = Draws.APART
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Powers:
         keys = key.numbers(piece.index for piece in layout.pieces)

@@ -29,7 +29,7 @@ class QSGD(Unbiased):
     bucket: int = 512
     name: ClassVar[str] = "qsgd"
     draws: ClassVar[Draws] = Draws.APART
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     positional: ClassVar[int] = 2
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -34,7 +33,7 @@ class RandK(Compressor):
     shared: bool = False
     values: str = "full"
     name: ClassVar[str] = "randk"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.name, self.ratio, self.count, least_count=0)
@@ -52,16 +51,25 @@ class RandK(Compressor):
         return Draws.ALIKE if self.shared else Draws.APART
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
-        positions = _drawn(self, layout, key, x.device)
+        positions = self._drawn(layout, key, x.device)
         return self._message(positions, x[positions], layout, key)
 
     def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
         """At the drawn coordinates alone: k numbers are read of either."""
-        positions = _drawn(self, layout, key, target.device)
+        positions = self._drawn(layout, key, target.device)
         return self._message(positions, target[positions] - local[positions], layout, key)
 
-    def sees(self, layout: Layout, key: Key) -> Tensor:
-        return _drawn(self, layout, key, torch.device("cpu"))
+    def looks_at(self, layout: Layout, key: Key) -> Tensor:
+        return self._drawn(layout, key, torch.device("cpu"))
+
+    def _drawn(self, layout: Layout, key: Key, device: torch.device) -> Tensor:
+        """The positions that it draws."""
+
+        def draw() -> Tensor:
+            own = key.shared() if self.shared else key
+            return randk_positions(layout, self.counts(layout, own), own.words(piece_indices(layout)), device)
+
+        return key.once((self, layout, device), draw)
 
     def _message(self, positions: Tensor, values: Tensor, layout: Layout, key: Key) -> Payload:
         written = value_format(self.values)
@@ -86,10 +94,3 @@ class RandK(Compressor):
             return value_format(self.values).keeps(self.count / numel, numel)
         k = kept(numel, None if self.ratio is None else bounds(self.ratio)[0], self.count)
         return value_format(self.values).keeps(k / numel, numel)
-
-
-@lru_cache(maxsize=2)
-def _drawn(compressor: RandK, layout: Layout, key: Key, device: torch.device) -> Tensor:
-    """The positions that it draws; kept, because who takes a gradient asks for them before who compresses it does."""
-    draw = key.shared() if compressor.shared else key
-    return randk_positions(layout, compressor.counts(layout, draw), draw.words(piece_indices(layout)), device)

@@ -29,7 +29,7 @@ class ScaledSign(Compressor):
     block: int | None = None
     name: ClassVar[str] = "sign"
     draws: ClassVar[Draws] = Draws.NOTHING
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(

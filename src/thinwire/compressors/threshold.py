@@ -45,7 +45,7 @@ class HardThreshold(Compressor):
     values: str = "full"
     name: ClassVar[str] = "threshold"
     draws: ClassVar[Draws] = Draws.NOTHING
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tau(self.name, self.tau)
@@ -84,7 +84,7 @@ class Strom(Compressor):
     tau: Number
     name: ClassVar[str] = "strom"
     draws: ClassVar[Draws] = Draws.NOTHING
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tau(self.name, self.tau)

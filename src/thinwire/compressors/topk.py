@@ -78,7 +78,7 @@ class TopK(Compressor):
         return kept_of(scope, None if self.ratio is None else at(self.ratio, key.step), self.count)
 
     @property
-    def apart(self) -> bool:
+    def piecewise(self) -> bool:
         return self.per == "parameter"
 
     def delta(self, numel: int) -> float:

@@ -43,8 +43,8 @@ class Unbias(Unbiased):
     def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
         return self._scaled(self.compressor.between(target, local, layout, key), layout)
 
-    def sees(self, layout: Layout, key: Key) -> Tensor:
-        return self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key) -> Tensor:
+        return self.compressor.looks_at(layout, key)
 
     def _scaled(self, payload: Payload, layout: Layout) -> Payload:
         """What is sent, times d/k of its piece."""
@@ -59,8 +59,8 @@ class Unbias(Unbiased):
         return self.compressor.draws
 
     @property
-    def apart(self) -> bool:
-        return self.compressor.apart
+    def piecewise(self) -> bool:
+        return self.compressor.piecewise
 
     def omega(self, numel: int) -> float:
         return 1.0 / self.compressor.delta(numel) - 1.0

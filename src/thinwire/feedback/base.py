@@ -98,20 +98,9 @@ class Feedback(Named, ABC):
         """The vectors of its state."""
         return ()
 
-    @property
-    def apart(self) -> bool:
-        """Whether `send` treats each piece by itself, given a compressor that does (`Compressor.apart`): many workers
-        are then simulated by one call, as pieces of one buffer."""
-        return False
-
     @abstractmethod
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
-
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        """The ascending positions that are all `send` looks at of the signal's vectors in the round of this key, or
-        None where it looks at every one: an engine need not take the rest of a gradient."""
-        return None
 
     @abstractmethod
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
@@ -128,9 +117,22 @@ class Feedback(Named, ABC):
     def admit_workers(self, workers: int) -> None:
         """Refuse a number of workers that the rule is not made for."""
 
-    def participants(self, key: Key) -> Sequence[int]:
-        """Which workers of this key send in its round; in the first one all do. The others' messages are empty."""
-        return key.workers
+    @property
+    def participation(self) -> float:
+        """The probability with which a worker sends in a round, by a coin of its own. All do in the first; who stays
+        away sends an empty message, and the rule is not asked."""
+        return 1.0
+
+    @property
+    def piecewise(self) -> bool:
+        """Optional: whether `send` treats each piece by itself, by `key.at(piece.index)`, given a compressor that does
+        (`Compressor.piecewise`). One call may then serve many workers, whose pieces lie side by side."""
+        return False
+
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        """Optional: the ascending positions of all that `send` looks at of a signal's vectors in the round of this key,
+        or None where it looks at every one: an engine need not take the rest of a gradient."""
+        return None
 
     def wants_full(self, key: Key) -> bool:
         """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""

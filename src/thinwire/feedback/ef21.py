@@ -29,7 +29,7 @@ class EF21(Increments):
     compressor: Compressor
     start: str = "gradient"
     name: ClassVar[str] = "ef21"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
@@ -37,5 +37,5 @@ class EF21(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        return None if first else self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.looks_at(layout, key)

@@ -31,7 +31,7 @@ class EF21Plus(Feedback):
     compressor: Compressor
     start: str = "gradient"
     name: ClassVar[str] = "ef21plus"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("local"), Slot("locals", per_worker=False, copies=True))
 
     def __post_init__(self) -> None:

@@ -33,14 +33,14 @@ class EF21SGDM(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgdm"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, LOCAL, MEAN)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
         check_eta(self.name, self.eta)
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         return average_(state["momentum"], signal.value, self.eta, signal)
 
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:

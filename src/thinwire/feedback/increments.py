@@ -49,7 +49,7 @@ class Increments(Feedback):
 
     @final
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        target = self.target_(signal, state, key)
+        target = self.target_(signal, layout, state, key)
         if signal.first:
             payload = self.first(target, layout, state, key)
         else:
@@ -57,7 +57,7 @@ class Increments(Feedback):
         self.note_(payload, signal, state)
         return payload
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         """What g_i is to follow: the gradient, or what this advances of the worker's own slots."""
         return signal.value
 

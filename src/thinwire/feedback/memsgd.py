@@ -46,7 +46,7 @@ class MemSGD(Feedback):
 
     compressor: Compressor
     name: ClassVar[str] = "memsgd"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
     owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})

@@ -24,7 +24,7 @@ class Plain(Feedback):
 
     compressor: Compressor
     name: ClassVar[str] = "plain"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)
@@ -32,8 +32,8 @@ class Plain(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.compressor(signal.value, layout, key)
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        return self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return self.compressor.looks_at(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)

@@ -14,10 +14,8 @@ from thinwire.ops.backends import serve as serve
 from thinwire.ops.blocks import block_count as block_count
 from thinwire.ops.blocks import block_lengths as block_lengths
 from thinwire.ops.blocks import piece_indices as piece_indices
-from thinwire.ops.keys import JointKey as JointKey
 from thinwire.ops.keys import Key as Key
 from thinwire.ops.keys import first_uniforms as first_uniforms
-from thinwire.ops.keys import joint_index as joint_index
 from thinwire.ops.keys import random_bits as random_bits
 from thinwire.ops.keys import uniform as uniform
 from thinwire.ops.precision import Product as Product

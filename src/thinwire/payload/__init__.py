@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, add_each_at_
 from thinwire.payload.base import FORMATS as FORMATS
 from thinwire.payload.base import Payload as Payload
+from thinwire.payload.base import Payloads as Payloads
 from thinwire.payload.base import payload_format
 from thinwire.payload.dense import Dense as Dense
 from thinwire.payload.dense import Empty as Empty
@@ -27,7 +29,6 @@ from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Positioned as Positioned
 from thinwire.payload.sparse import Sparse as Sparse
 from thinwire.payload.sparse import SparseWords as SparseWords
-from thinwire.payload.stack import Stack as Stack
 
 
 def chunks_of(payload: Payload) -> list[Chunk]:
@@ -51,23 +52,20 @@ def unpack_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.d
     return payload_format(*reader.fields("B")).unpack_all(reader, layout, key, dtype)
 
 
-def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float = 1.0) -> Tensor:
-    """out += alpha * each decoded payload, in their order, in place."""
-    if isinstance(payloads, Stack):
+def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float | Sequence[float] = 1.0) -> Tensor:
+    """out += alpha * each decoded payload, in their order, in place; alpha is one number, or one for each."""
+    if isinstance(payloads, Payloads):
         return payloads.add_to(out, alpha)
-    payloads = [payload for payload in payloads if not isinstance(payload, Empty)]
     placed = [payload for payload in payloads if isinstance(payload, Positioned)]
-    if placed and len(placed) == len(payloads):
+    silent = sum(isinstance(payload, Empty) for payload in payloads)
+    if placed and len(placed) + silent == len(payloads) and isinstance(alpha, int | float):
         return add_each_at_(out, [p.positions for p in placed], [p.values.to(out.dtype) for p in placed], alpha)
-    for payload in payloads:
-        payload.add_to(out, alpha)
-    return out
+    return add_one_by_one(out, payloads, alpha)
 
 
-def add_each_to(out: Tensor, payloads: Sequence[Payload], alphas: Sequence[float]) -> Tensor:
-    """out += alpha * decoded for each payload and its alpha, in their order, in place."""
-    if isinstance(payloads, Stack):
-        return payloads.add_each_to(out, alphas)
-    for payload, alpha in zip(payloads, alphas, strict=True):
-        payload.add_to(out, alpha)
+def add_one_by_one(out: Tensor, payloads: Sequence[Payload], alpha: float | Sequence[float]) -> Tensor:
+    """`add_all_to` without a pass over several payloads at once."""
+    alphas = repeat(alpha, len(payloads)) if isinstance(alpha, int | float) else alpha
+    for payload, own in zip(payloads, alphas, strict=True):
+        payload.add_to(out, own)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -73,6 +74,14 @@ class Payload(ABC):
     def decode(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """The decoded vector."""
         return self.add_to(torch.zeros(layout.numel, dtype=dtype, device=device))
+
+
+class Payloads(Sequence[Payload], ABC):
+    """All workers' payloads in rank order, held by an engine that adds them up in its own way."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, alpha: float | Sequence[float] = 1.0) -> Tensor:
+        """What `add_all_to` does, bit for bit."""
 
 
 FORMATS: dict[int, type[Payload]] = {}

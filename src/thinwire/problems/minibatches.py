@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
-from thinwire.ops import JointKey, randk_positions
+from thinwire.ops import Key, randk_positions
 from thinwire.problems.finite_sum import FiniteSum
 
 BATCH = 1 << 21
@@ -76,7 +76,7 @@ class Minibatches:
 
     def draw(self, step: int) -> Any:
         """The rows of a round's batches, in the order of workers."""
-        keys = JointKey(self.seed, step, ranks=range(self.workers)).stream(BATCH).of_workers()
+        keys = Key(self.seed, step).stream(BATCH).across(torch.arange(self.workers))
         return randk_positions(self._shards, self.counts.tolist(), keys, torch.device("cpu")).numpy()
 
     @cached_property

@@ -29,7 +29,7 @@ class EControl(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "econtrol"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"), LOCAL, MEAN)
     owes: ClassVar[tuple[str, ...]] = ("error",)
 
@@ -37,7 +37,7 @@ class EControl(Increments):
         check_rule(self, self.start)
         check_eta(self.name, self.eta)
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         """eta e_i + grad_i, of e_i before this round; e_i <- e_i + grad_i - h_i."""
         error = state["error"]
         target = signal.value.add(error, alpha=self.eta)

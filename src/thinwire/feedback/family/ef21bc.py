@@ -34,7 +34,7 @@ class EF21BC(Increments):
     server: Compressor
     start: str = "gradient"
     name: ClassVar[str] = "ef21bc"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     positional: ClassVar[int] = 2
     slots: ClassVar[tuple[Slot, ...]] = (LOCAL, MEAN, Slot("broadcast", per_worker=False))
 
@@ -46,8 +46,8 @@ class EF21BC(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        return None if first else self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.looks_at(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         mean, broadcast = self.add_(round, state["mean"]), state["broadcast"]

@@ -31,7 +31,7 @@ class EF21HB(Increments):
     eta: float = 0.9
     start: str = "gradient"
     name: ClassVar[str] = "ef21hb"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (LOCAL, MEAN, Slot("velocity", per_worker=False))
 
     def __post_init__(self) -> None:
@@ -42,8 +42,8 @@ class EF21HB(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        return None if first else self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.looks_at(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return out.copy_(state["velocity"].mul_(self.eta).add_(self.add_(round, state["mean"])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,8 +68,9 @@ class EF21P(Feedback):
     def residual(self, signal: Signal, state: State) -> Tensor | None:
         return self.rule.residual(signal, state)
 
-    def participants(self, key: Key) -> Sequence[int]:
-        return self.rule.participants(key)
+    @property
+    def participation(self) -> float:
+        return self.rule.participation
 
     def wants_full(self, key: Key) -> bool:
         return self.rule.wants_full(key)

@@ -32,7 +32,7 @@ class EF21PAGE(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "ef21page"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS, Need.FULL})
     slots: ClassVar[tuple[Slot, ...]] = (Slot("estimate"), LOCAL, MEAN)
 
@@ -43,7 +43,7 @@ class EF21PAGE(Increments):
     def wants_full(self, key: Key) -> bool:
         return toss(key, self.probability)
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         if signal.first or self.wants_full(key.shared()):
             return state["estimate"].copy_(signal.value)
         assert signal.previous is not None  # engines see to what a rule needs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Signal, State
-from thinwire.feedback.family.participation import check_probability, tossed
+from thinwire.feedback.family.participation import check_probability
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
 from thinwire.ops import Key
@@ -32,7 +31,7 @@ class EF21PP(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "ef21pp"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -42,5 +41,6 @@ class EF21PP(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
-    def participants(self, key: Key) -> Sequence[int]:
-        return tossed(key, self.probability)
+    @property
+    def participation(self) -> float:
+        return self.probability

@@ -31,14 +31,14 @@ class EF21SGD2M(Increments):
     eta: float = 0.1
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgd2m"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, Slot("second"), LOCAL, MEAN)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
         check_eta(self.name, self.eta)
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         momentum = average_(state["momentum"], signal.value, self.eta, signal)
         return average_(state["second"], momentum, self.eta, signal)
 

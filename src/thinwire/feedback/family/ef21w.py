@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import fsum, inf
 from typing import ClassVar
 
@@ -16,8 +16,8 @@ from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Round, Signal, State
 from thinwire.feedback.increments import Increments, check_rule
 from thinwire.layout import Layout
-from thinwire.ops import Key
-from thinwire.payload import Payload, add_each_to
+from thinwire.ops import Key, piece_indices
+from thinwire.payload import Payload, add_all_to
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EF21W(Increments):
     smoothness: tuple[float, ...]
     start: str = "gradient"
     name: ClassVar[str] = "ef21w"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
@@ -69,17 +69,31 @@ class EF21W(Increments):
         """1 / (n w_i)"""
         return tuple(self._total / (len(self.smoothness) * own) for own in self.smoothness)
 
-    def target_(self, signal: Signal, state: State, key: Key) -> Tensor:
-        """grad_i / (n w_i)"""
-        scales = [self._scales[worker] for worker in key.workers]
-        if len(scales) == 1:
-            return signal.value * scales[0]
-        rows = signal.value.view(len(scales), -1)
-        return (rows * torch.tensor(scales, dtype=rows.dtype).unsqueeze(1)).view(-1)
+    def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
+        """grad_i / (n w_i), each piece by its own worker."""
+        owners: list[int] = key.owners(piece_indices(layout)).tolist()
+        return _times_each(signal.value, [self._scales[worker] for worker in owners], layout)
 
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
     def add_(self, round: Round, mean: Tensor) -> Tensor:
         """g <- g + sum_i w_i c_i, in place."""
-        return add_each_to(mean, round.payloads, self._shares)
+        return add_all_to(mean, round.payloads, self._shares)
+
+
+def _times_each(x: Tensor, factors: list[float], layout: Layout) -> Tensor:
+    """x with each piece multiplied by its factor."""
+    if len(set(factors)) == 1:
+        return x * factors[0]
+    column, numels = torch.tensor(factors, dtype=x.dtype), _numels(layout)
+    if isinstance(numels, int):
+        return (x.view(-1, numels) * column.unsqueeze(1)).view(-1)
+    return x * column.repeat_interleave(numels)
+
+
+@lru_cache(maxsize=64)
+def _numels(layout: Layout) -> int | Tensor:
+    """The size that all pieces have, or that of each."""
+    numels = [piece.numel for piece in layout.pieces]
+    return numels[0] if len(set(numels)) == 1 and numels[0] else torch.tensor(numels, dtype=torch.int64)

@@ -34,7 +34,7 @@ class EFBV(Increments):
     nu: float = 1.0
     start: str = "gradient"
     name: ClassVar[str] = "efbv"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
@@ -51,8 +51,8 @@ class EFBV(Increments):
         payload.add_to(state["local"], alpha=self.lam)
         return payload
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
-        return None if first else self.compressor.sees(layout, key)
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+        return None if first else self.compressor.looks_at(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         if round.first and self.start == "gradient":

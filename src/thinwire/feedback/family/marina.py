@@ -32,7 +32,7 @@ class MARINA(Feedback):
     compressor: Unbiased
     probability: float
     name: ClassVar[str] = "marina"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS})
     slots: ClassVar[tuple[Slot, ...]] = (MEAN,)
 
@@ -50,9 +50,9 @@ class MARINA(Feedback):
         assert signal.previous is not None  # engines see to what a rule needs
         return self.compressor.between(signal.value, signal.previous, layout, key)
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         whole = first or toss(key.shared(), self.probability)
-        return None if whole else self.compressor.sees(layout, key)
+        return None if whole else self.compressor.looks_at(layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         mean = state["mean"]

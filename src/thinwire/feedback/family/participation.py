@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from torch import Tensor
 
 from thinwire.checks import is_number
 from thinwire.errors import ConfigError
+from thinwire.feedback.base import Feedback
 from thinwire.ops import Key, first_uniforms
 from thinwire.ops.keys import first_uniform
 
@@ -18,15 +19,20 @@ def toss(key: Key, probability: float) -> bool:
     return first_uniform(key.stream(COIN).at(0).number) < probability
 
 
-def tossed(key: Key, probability: float) -> Sequence[int]:
-    """The workers of a key for whom `toss` is true, each by its own key.
+def tosses(key: Key, workers: Tensor, probability: float) -> Tensor:
+    """`toss` by the key of each of many workers, as booleans.
 
-    >>> from thinwire.ops import JointKey
-    >>> [i for i in range(9) if toss(Key(step=1, worker=i), 0.5)] == list(tossed(JointKey(step=1, ranks=range(9)), 0.5))
+    >>> import torch
+    >>> one_by_one = [toss(Key(step=1, worker=i), 0.5) for i in range(9)]
+    >>> tosses(Key(step=1), torch.arange(9), 0.5).tolist() == one_by_one
     True
     """
-    heads = first_uniforms(key.stream(COIN).of_workers()) < probability
-    return tuple(key.workers[row] for row in heads.nonzero().squeeze(1).tolist())
+    return first_uniforms(key.stream(COIN).at(0).across(workers)) < probability
+
+
+def takes_part(rule: Feedback, key: Key) -> bool:
+    """Whether the worker of this key sends in its round, where that is not the first one."""
+    return rule.participation >= 1 or toss(key, rule.participation)
 
 
 def check_probability(name: str, probability: float) -> None:

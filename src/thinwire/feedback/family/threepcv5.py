@@ -31,7 +31,7 @@ class ThreePCv5(Increments):
     probability: float
     start: str = "gradient"
     name: ClassVar[str] = "threepcv5"
-    apart: ClassVar[bool] = True
+    piecewise: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS})
 
     def __post_init__(self) -> None:
@@ -46,6 +46,6 @@ class ThreePCv5(Increments):
         payload.add_to(state["local"])
         return payload
 
-    def sees(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
+    def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         whole = first or toss(key.shared(), self.probability)
-        return None if whole else self.compressor.sees(layout, key)
+        return None if whole else self.compressor.looks_at(layout, key)

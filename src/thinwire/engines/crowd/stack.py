@@ -1,4 +1,4 @@
-"""The messages of many workers, held as one payload."""
+"""The messages of many workers, held as one payload and cut up where one worker's own is wanted."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import add_folded_, block_count, pack_bits, unpack_bits
-from thinwire.payload.base import Payload
-from thinwire.payload.dense import Dense, Empty
-from thinwire.payload.nested import Flagged
-from thinwire.payload.quantised import Levels, Powers, Signs
-from thinwire.payload.sparse import Masked, Positioned, Sparse
+from thinwire.payload import (
+    Dense,
+    Empty,
+    Flagged,
+    Levels,
+    Masked,
+    Payload,
+    Payloads,
+    Positioned,
+    Powers,
+    Signs,
+    Sparse,
+    add_one_by_one,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Stack(Sequence[Payload]):
+class Stack(Payloads):
     """n payloads of one layout: `joint` holds those of the workers `ranks` one after the other, the others are empty.
 
-    As a sequence it gives each worker's own payload; `add_to` adds all of them in rank order, with the same result bit
-    for bit, by one pass over the joint payload.
+    As a sequence it gives each worker's own payload; `add_to` takes one pass over the joint one.
     """
 
     joint: Payload
@@ -57,33 +65,23 @@ class Stack(Sequence[Payload]):
     def _rows(self) -> dict[int, int]:
         return {rank: row for row, rank in enumerate(self.ranks)}
 
-    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        """out += alpha * each worker's decoded payload, in rank order, in place."""
-        joint = self.joint
-        if isinstance(joint, Positioned):
-            return add_folded_(out, joint.positions, joint.values.to(out.dtype), alpha)
-        if isinstance(joint, Signs | Levels | Powers):
-            for row in joint.add_to(self._zeros(out), alpha).view(-1, out.numel()):
+    def add_to(self, out: Tensor, alpha: float | Sequence[float] = 1.0) -> Tensor:
+        if isinstance(self.joint, Positioned):
+            return self._fold(self.joint, out, alpha)
+        if isinstance(self.joint, Signs | Levels | Powers) and isinstance(alpha, int | float):
+            side_by_side = out.new_zeros(len(self.ranks) * self.layout.numel)
+            for row in self.joint.add_to(side_by_side, alpha).view(-1, out.numel()):
                 out.add_(row)
             return out
-        for payload in self:
-            payload.add_to(out, alpha)
-        return out
+        return add_one_by_one(out, self, alpha)
 
-    def _zeros(self, like: Tensor) -> Tensor:
-        """A vector for each of the workers that send, side by side."""
-        return like.new_zeros(len(self.ranks) * self.layout.numel)
-
-    def add_each_to(self, out: Tensor, alphas: Sequence[float]) -> Tensor:
-        """out += alpha * decoded for each worker's payload and its alpha, in rank order, in place."""
-        joint = self.joint
-        if isinstance(joint, Positioned):
-            weights = torch.tensor([alphas[rank] for rank in self.ranks], dtype=out.dtype)
-            values = joint.values.to(out.dtype) * weights[joint.positions // self.layout.numel]
-            return add_folded_(out, joint.positions, values, 1.0)
-        for payload, alpha in zip(self, alphas, strict=True):
-            payload.add_to(out, alpha)
-        return out
+    def _fold(self, joint: Positioned, out: Tensor, alpha: float | Sequence[float]) -> Tensor:
+        """One pass over all workers' numbers, each at its position within its row."""
+        values = joint.values.to(out.dtype)
+        if isinstance(alpha, int | float):
+            return add_folded_(out, joint.positions, values, alpha)
+        weights = torch.tensor([alpha[rank] for rank in self.ranks], dtype=out.dtype)
+        return add_folded_(out, joint.positions, values * weights[joint.positions // self.layout.numel], 1.0)
 
 
 def _part(joint: Payload, row: int, layout: Layout) -> Payload:
@@ -100,7 +98,7 @@ def _part(joint: Payload, row: int, layout: Layout) -> Payload:
         return Masked(*_entries(joint, row, layout), layout, joint.counts[pieces], joint.written)
     if isinstance(joint, Signs | Levels | Powers):
         return _part_of_all(joint, row, layout)
-    assert isinstance(joint, Empty)  # `Compressor.apart` is true of no other format
+    assert isinstance(joint, Empty)  # `Compressor.piecewise` is true of no other format
     return joint
 
 

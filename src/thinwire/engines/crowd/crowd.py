@@ -1,35 +1,30 @@
-"""n workers whose vectors lie side by side in one buffer: one call of a rule's half serves all of them.
-
-Worker i's parameters are the i-th stretch of a flat buffer, and to the rule no more than some of its pieces. A rule
-that treats pieces apart (`Feedback.apart`) so does for each worker exactly what that worker's `Channel` would do:
-parameters, state and byte counts are those of `Simulation`, bit for bit, without n messages being packed and read.
-"""
+"""The crowd: n workers that share one copy of the parameters, simulated by one call of a rule's halves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from thinwire.channel import Norms
+from thinwire.engines.crowd.joint import JointKey, first_rows, int64
+from thinwire.engines.crowd.stack import Stack
+from thinwire.engines.rounds import Stacked
 from thinwire.errors import ConfigError, NonFiniteGradient
 from thinwire.exchange import Loopback, Traffic
 from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
 from thinwire.feedback.base import Round
+from thinwire.feedback.family.participation import tosses
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
-from thinwire.ops import JointKey, Key, first_nonfinite, joint_index
-from thinwire.payload import Empty, Flagged, Payload, Stack
+from thinwire.ops import Key, first_nonfinite
+from thinwire.payload import Empty, Flagged, Payload
 from thinwire.payload.base import mean_count
 from thinwire.payload.letter import FINITE, letter_size
 from thinwire.store import ParameterInfo, Store
-
-Stacked = Mapping[str, Tensor]
-"""Parameter name -> the gradients of all workers, one in each row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,22 +36,34 @@ class Seen:
     values: Tensor
 
 
-def can_crowd(rule: Rule, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether one call can serve all workers: a rule and a compressor that treat pieces apart, one type of numbers."""
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters.values()}
-    engine = {Need.MOMENTS, Need.BROADCAST}
-    return (
-        isinstance(rule, Feedback)
-        and rule.apart
-        and rule.compressor.apart
-        and not engine & rule.needs
-        and kinds <= {(torch.float32, torch.device("cpu")), (torch.float64, torch.device("cpu"))}
-        and len(kinds) == 1
-    )
+def refusal(rule: Rule, parameters: Mapping[str, Tensor]) -> str | None:
+    """Why one call cannot serve all workers; None where it can.
+
+    >>> from thinwire import EF21, TopK
+    >>> refusal(EF21(TopK(0.1, per="bucket")), {"x": torch.zeros(9)})
+    'topk(0.1, per=bucket) does not compress each piece by itself (Compressor.piecewise)'
+    """
+    if not isinstance(rule, Feedback):
+        return f"{rule} gives parameters rules of their own"
+    for need in (Need.MOMENTS, Need.BROADCAST):
+        if need in rule.needs:
+            return f"{rule.name} needs {need.value}"
+    if not rule.piecewise:
+        return f"{rule.name} does not treat each piece by itself (Feedback.piecewise)"
+    if not rule.compressor.piecewise:
+        return f"{rule.compressor} does not compress each piece by itself (Compressor.piecewise)"
+    kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters.values()}
+    if len(kinds) != 1 or not kinds <= {(torch.float32, "cpu"), (torch.float64, "cpu")}:
+        return "parameters must be of one type, float32 or float64, on the CPU"
+    return None
 
 
 class Crowd:
-    """n workers that share one copy of the parameters, simulated together.
+    """n workers whose vectors lie side by side in one buffer.
+
+    Worker i's parameters are the i-th row, and to the rule no more than some of the buffer's pieces. A rule that treats
+    each piece by itself so does for each worker exactly what that worker's `Channel` would do: parameters, state and
+    byte counts are those of `Simulation`, bit for bit, without n messages being packed and read.
 
     Memory, in numbers: n times the parameters for each of the rule's slots that belong to a worker, as many for the
     gradients that are given (or seen), and the parameters for each slot that all share.
@@ -67,6 +74,8 @@ class Crowd:
     ) -> None:
         if workers < 1:
             raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
+        if (why := refusal(rule, parameters)) is not None:
+            raise ConfigError(f"workers cannot be simulated together: {why}. Use thinwire.Simulation")
         self.rule, self.workers, self.seed, self.step = rule, workers, seed, 0
         self.points = parameters
         infos = {name: ParameterInfo.of(i, p) for i, (name, p) in enumerate(parameters.items())}
@@ -76,6 +85,8 @@ class Crowd:
         self.layout = Layout.of([(name, info.index, info.shape) for name, info in infos.items()])
         self._dtype = next(iter(infos.values())).state_dtype
         self._all = range(workers)
+        self._everyone = JointKey(seed, 0, ranks=self._all)
+        """This round's key of all workers: it remembers what is drawn from `seen` to the exchange."""
         self.server = Store(
             {name: [slot for slot in rule.slots if not slot.per_worker] for name in infos}, infos, workers
         )
@@ -117,12 +128,10 @@ class Crowd:
     def seen(self) -> Tensor | None:
         """Where the next exchange looks at the workers' gradients, laid side by side, in rising order; None where it
         looks everywhere, or not at all workers (see `heard`). All of worker 0's are there where its norms are due."""
-        if (
-            self.rule.varies
-            or (places := self.rule.sees(self._joint(self.workers), self._key(self._all), self._first)) is None
-        ):
+        if self.rule.participation < 1:
             return None
-        if not self.ledger.due(self.step):
+        places = self.rule.looks_at(self._joint(self.workers), self._everyone, self._first)
+        if places is None or not self.ledger.due(self.step):
             return places
         d = self.layout.numel
         return torch.cat([torch.arange(d), places[torch.searchsorted(places, d) :]])
@@ -150,6 +159,7 @@ class Crowd:
         else:
             self._run(value, before, given, step_size, out)
         self.step += 1
+        self._everyone = JointKey(self.seed, self.step, ranks=self._all)
         self.ledger.finish(skipped=False)
         return {piece.name: view.view(piece.shape) for piece, view in self.layout.views(out)}
 
@@ -202,10 +212,11 @@ class Crowd:
 
     def _ranks(self) -> Sequence[int]:
         """The workers that send in this round."""
-        if self._first or not self.rule.varies:  # where workers may stay away, their messages vary
+        if self._first or self.rule.participation >= 1:
             return self._all
         if self._coins[0] != self.step:
-            ranks = self.rule.participants(self._key(self._all))
+            heads = tosses(Key(self.seed, self.step), int64(self._all), self.rule.participation)
+            ranks = heads.nonzero().squeeze(1).tolist()
             self._coins = self.step, self._all if len(ranks) == self.workers else ranks
         return self._coins[1]
 
@@ -220,11 +231,11 @@ class Crowd:
         """The joint payload of the workers that send; the state of the others stays as it is, and is not read."""
         if not ranks:
             return Empty()
-        layout, key = self._joint(len(ranks)), self._key(ranks)
+        layout = self._joint(len(ranks))
         if ranks is self._all:
             state = {name: rows.view(-1) for name, rows in self.state.items()}
-            return self.rule.send(signal, layout, state, key)
-        chosen = torch.tensor(ranks, dtype=torch.int64)
+            return self.rule.send(signal, layout, state, self._everyone)
+        chosen, key = int64(ranks), JointKey(self.seed, self.step, ranks=ranks)
         state = {name: rows[chosen].view(-1) for name, rows in self.state.items()}
         payload = self.rule.send(_of(signal, given, chosen), layout, state, key)
         for name, rows in self.state.items():
@@ -233,10 +244,7 @@ class Crowd:
 
     def _joint(self, rows: int) -> Layout:
         """The layout of so many workers' vectors side by side."""
-        return _first_pieces(joint_layout(self.layout, self.workers), rows * len(self.layout.pieces))
-
-    def _key(self, ranks: Sequence[int]) -> Key:
-        return JointKey(self.seed, self.step, ranks=ranks)
+        return first_rows(self.layout, rows, self.workers)
 
     def _shared_key(self) -> Key:
         return Key(self.seed, self.step).shared()
@@ -297,23 +305,9 @@ def _of(signal: Signal, given: Sequence[int], chosen: Tensor) -> Signal:
     """The part of the signal of the given workers that belongs to the chosen ones."""
     if len(given) == chosen.numel():
         return signal
-    rows = chosen if isinstance(given, range) else torch.searchsorted(torch.tensor(given, dtype=torch.int64), chosen)
+    rows = chosen if isinstance(given, range) else torch.searchsorted(int64(given), chosen)
     value, previous = (
         None if flat is None else flat.view(len(given), -1)[rows].view(-1) for flat in (signal.value, signal.previous)
     )
     assert value is not None
     return Signal(value, signal.rescale, signal.first, previous=previous)
-
-
-@lru_cache(maxsize=8)
-def joint_layout(layout: Layout, rows: int) -> Layout:
-    """The pieces of so many workers one after the other, each with the index that its worker's keys are found by."""
-    return Layout.of(
-        [(piece.name, joint_index(row, piece.index), piece.shape) for row in range(rows) for piece in layout.pieces]
-    )
-
-
-@lru_cache(maxsize=64)
-def _first_pieces(layout: Layout, count: int) -> Layout:
-    """The first pieces of a layout, which are not made anew: 8 bytes each where half of 10,000 workers take part."""
-    return layout if count == len(layout.pieces) else Layout(layout.pieces[:count])
