@@ -1,6 +1,6 @@
 """The hooks that fill the slots while a model is trained.
 
-forward hook of a module       keeps the input
+forward hook of a module       keeps the input, as autograd keeps what it needs itself
 hook on the module's output    gets δ = ∂L/∂output when the backward pass comes to it
 hook on the parameter          runs when all uses have given their gradient, before it is accumulated, and so before
                                DDP can hand the parameter's bucket to a comm hook: here the squares are added up
@@ -15,14 +15,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.errors import MomentError
-from thinwire.moments.keep import keep
 from thinwire.moments.layer import Layer
 from thinwire.moments.plan import Plan, plain
 from thinwire.moments.slots import Call, ExactSlot, Slot
@@ -95,7 +94,7 @@ class Hooks:
             if output.requires_grad or self.check_every_call:
                 self._check_batch(layer, module, input)
         if output.requires_grad:
-            kept = keep(input) if any(layer.needs_input(local) for local, _ in served) else None
+            kept = _keep(input) if any(layer.needs_input(local) for local, _ in served) else None
             tensor: Any = output
             tensor.register_hook(partial(self._on_delta, Call(layer, module, kept), served))
 
@@ -193,6 +192,43 @@ def _served(plan: Plan, slots: Mapping[str, Slot]) -> dict[int, Served]:
             for place in entry.places:
                 served.setdefault(id(place.module), []).append((place.local, slot))
     return served
+
+
+class _Saved(torch.autograd.Function):
+    """A node beside the graph, whose only purpose is what it saves."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, tensor: Tensor) -> Tensor:
+        ctx.save_for_backward(tensor)
+        return trigger.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None
+
+
+@cache
+def _trigger() -> Tensor:
+    """What makes autograd record a node: a tensor that requires a gradient."""
+    return torch.empty(0, requires_grad=True)
+
+
+def _keep(tensor: Tensor) -> Callable[[], Tensor]:
+    """A function that gives the tensor back, once.
+
+    It is saved through autograd, so checkpointing recomputes it, offloading fetches it, and a change in place since
+    then is an error, all as for the tensors that the module itself saves; and it shares their memory.
+    """
+    beside = _Saved.apply(_trigger(), tensor.detach())  # type: ignore[no-untyped-call]
+
+    def back() -> Tensor:
+        # Through the output: before torch 2.13 a node dies with it, whoever holds the node's Python object.
+        saved: tuple[Tensor, ...] = beside.grad_fn.saved_tensors
+        if not saved:  # torch.compile has traced the hooks, and the node with them
+            raise MomentError("the model was compiled while it was watched: call torch.compile first, then watch")
+        return saved[0]
+
+    return back
 
 
 class _OutsideGraphs:
