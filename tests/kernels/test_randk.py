@@ -71,7 +71,7 @@ def _word(number: int) -> int:
 
 def test_an_unlucky_draw_is_settled_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a margin proves too small, whether too few or too many words came, the indices are the same."""
-    draw = pytest.importorskip("thinwire.ops.cpu.draw")
+    draw = pytest.importorskip("thinwire.ops.cpu.select_random")
     expected = reference.randk_indices(7, 10_000, 500, torch.device("cpu"))
     for deviations in (-3, 0, 100):
         monkeypatch.setattr(draw, "DEVIATIONS", deviations)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.ops.cpu import select, sweep
-from thinwire.ops.cpu.compiled import FOLDERS, compiled
+from thinwire.ops.cpu import one_pass, select_largest
+from thinwire.ops.cpu.compiler import FOLDERS, compiled
 from thinwire.version import source_digest
 
 
@@ -13,7 +13,7 @@ def test_kernels_are_looked_up_by_all_their_sources() -> None:
     """Both of another file and of the lock-free engine, which compiles with other options."""
     from thinwire.linear.steps.walk import walk_sparse
 
-    for kernel in (select.settle, sweep.collect, walk_sparse):
+    for kernel in (select_largest.settle, one_pass.collect, walk_sparse):
         key = kernel._cache._index_key((), kernel.targetctx.codegen())
         assert key[-2:] == tuple(source_digest(folder) for folder in FOLDERS)
     assert all((folder / "__init__.py").is_file() for folder in FOLDERS)

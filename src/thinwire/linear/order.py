@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.linear.steps.kernel import below, kernel
-from thinwire.ops.cpu.draw import word
+from thinwire.ops.cpu.select_random import word
 from thinwire.ops.keys import Key
 
 Indices = NDArray[np.int64]

@@ -41,9 +41,9 @@ class Backend:
         return find_spec(self.name) is not None
 
     def kernel(self, operation: str) -> Function | None:
-        """The function of this name in the back-end's module."""
-        found: Function | None = getattr(import_module(self.module), operation, None)
-        return found
+        """The function of this name in one of the back-end's files."""
+        files = (vars(import_module(f"{self.module}.{file}")) for file in import_module(self.module).FILES)
+        return next((file[operation] for file in files if operation in file), None)
 
 
 REFERENCE = "reference"
@@ -76,9 +76,11 @@ def dispatched(definition: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(definition)
     def operation(*args: P.args, **kwargs: P.kwargs) -> R:
-        given: Any = args[place] if place < len(args) else call.bind(*args, **kwargs).arguments[name]
-        # by the device itself: its type, a new text at each look, takes 0.3 microseconds
-        device = given if is_device else given.device
+        if place >= len(args):  # it was given by name
+            bound = call.bind(*args, **kwargs)
+            return operation(*bound.args, **bound.kwargs)
+        given: Any = args[place]
+        device = given if is_device else given.device  # not its type: that takes 0.3 microseconds to look at
         served: Callable[P, R] = _find(definition, device, _forced.get() or os.environ.get(VARIABLE))
         return served(*args, **kwargs)
 

@@ -13,13 +13,9 @@ from thinwire.linear.steps.kernel import add_float_, below, inlined, kernel
 from thinwire.linear.steps.logs import add_own_
 from thinwire.linear.steps.maxima import SHIFT, find, settle_
 from thinwire.linear.steps.state import COUNT, FLOOR
-from thinwire.ops.cpu import lanes
-from thinwire.ops.cpu.draw import word
-from thinwire.ops.cpu.lanes import LANES
+from thinwire.ops.cpu.intrinsics import LANES, at_least, lowest
+from thinwire.ops.cpu.select_random import word
 
-# numba's types would have their callers pass the compiler's own first argument
-at_least: Any = lanes.at_least
-lowest: Any = lanes.lowest
 COIN, FIRST_DRAW = np.uint64(0), np.uint64(1)
 ONE, ALL_LANES = np.uint64(1), ~np.uint64(0)
 

@@ -11,14 +11,8 @@ from thinwire.linear.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.linear.steps.choice import level, post_, send_, send_drawn_, send_largest_
 from thinwire.linear.steps.kernel import inlined, kernel
 from thinwire.linear.steps.maxima import refresh_
-from thinwire.ops.cpu import lanes
-from thinwire.ops.cpu.draw import word
-from thinwire.ops.cpu.lanes import LANES
-
-# numba's types would have their callers pass the compiler's own first argument
-at_least: Any = lanes.at_least
-lowest: Any = lanes.lowest
-product_sum: Any = lanes.product_sum
+from thinwire.ops.cpu.intrinsics import LANES, at_least, lowest, product_sum
+from thinwire.ops.cpu.select_random import word
 
 
 @kernel

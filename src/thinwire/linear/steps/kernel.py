@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-from thinwire.ops.cpu.compiled import compiled
+from thinwire.ops.cpu.compiler import compiled
 
 kernel: Any = compiled(error_model="numpy", _nrt=False)
 inlined: Any = compiled(error_model="numpy", _nrt=False, inline="always")

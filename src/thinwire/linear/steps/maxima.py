@@ -17,13 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.linear.steps.kernel import kernel
-from thinwire.ops.cpu import lanes
-from thinwire.ops.cpu.lanes import LANES
-
-# numba's types would have their callers pass the compiler's own first argument
-at_least: Any = lanes.at_least
-largest: Any = lanes.largest
-lowest: Any = lanes.lowest
+from thinwire.ops.cpu.intrinsics import LANES, at_least, largest, lowest
 
 SHIFT: Any = np.uint32(6)
 """64 = 2^6 children; unsigned, as columns are."""

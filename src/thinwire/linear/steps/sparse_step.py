@@ -11,7 +11,7 @@ from thinwire.linear.rules import ABOVE, ALL, LEVELS, TOP
 from thinwire.linear.steps.choice import level, send_, send_above_, send_drawn_, send_largest_
 from thinwire.linear.steps.kernel import inlined, kernel
 from thinwire.linear.steps.maxima import SHIFT, lift_
-from thinwire.ops.cpu.draw import word
+from thinwire.ops.cpu.select_random import word
 
 
 @inlined

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.linear.steps.maxima import level_offsets, padded
-from thinwire.ops.cpu.lanes import LANES
+from thinwire.ops.cpu.intrinsics import LANES
 
 LINE = 64
 """Bytes of a cache line: what two threads write to lies in different ones."""

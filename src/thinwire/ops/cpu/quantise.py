@@ -22,10 +22,10 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.cpu import words
-from thinwire.ops.cpu.compiled import compiled
-from thinwire.ops.cpu.fields import GROUP, join, lane, split, word_at
-from thinwire.ops.cpu.pieces import Pieces, find, keys_of, pieces_of
+from thinwire.ops.cpu import intrinsics
+from thinwire.ops.cpu.bit_fields import GROUP, join, lane, split, word_at
+from thinwire.ops.cpu.block_norms import Pieces, find, keys_of, pieces_of
+from thinwire.ops.cpu.compiler import compiled
 from thinwire.ops.cpu.threads import in_parallel
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -38,9 +38,9 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 @compiled
 def _negative(x: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     """The bits of the numbers below zero."""
-    whole = begin + (end - begin) // words.LANES * words.LANES
-    for start in range(begin, whole, words.LANES):
-        words.store_word_(packed, start >> 3, words.negative(x, start))
+    whole = begin + (end - begin) // intrinsics.LANES * intrinsics.LANES
+    for start in range(begin, whole, intrinsics.LANES):
+        intrinsics.store_word_(packed, start >> 3, intrinsics.negative(x, start))
     packed[whole >> 3 : (end + 7) >> 3] = 0
     for i in range(whole, end):
         packed[i >> 3] |= np.uint8(np.uint8(x[i] < 0) << np.uint8(i & 7))
@@ -50,8 +50,8 @@ def _negative(x: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no 
 def _add_signs(out: Any, packed: Any, scales: Any, pieces: Pieces, begin: int, end: int) -> None:  # pragma: no cover
     edge = begin
     scale = out.dtype.type(0)
-    for start in range(begin, end, words.LANES):
-        stop = min(start + words.LANES, end)
+    for start in range(begin, end, intrinsics.LANES):
+        stop = min(start + intrinsics.LANES, end)
         word = word_at(packed, start >> 3)
         place = start
         while place < stop:
@@ -59,8 +59,8 @@ def _add_signs(out: Any, packed: Any, scales: Any, pieces: Pieces, begin: int, e
                 _, b, edge = find(pieces, place)
                 scale = scales[b]
             until = min(edge, stop)
-            if until - place == words.LANES:
-                words.add_signed_(out, place, word, scale)
+            if until - place == intrinsics.LANES:
+                intrinsics.add_signed_(out, place, word, scale)
             else:
                 for i in range(place, until):
                     out[i] += -scale if (word >> np.uint64(i - start)) & np.uint64(1) else scale
@@ -192,7 +192,7 @@ def _narrow_above_zero(packed: Any, width: int, begin: int, end: int) -> int:  #
         word = word_at(packed, start * width >> 3) & highest
         if end - start < 8:
             word &= (np.uint64(1) << np.uint64((end - start) * width)) - np.uint64(1)
-        above += words.ones((word + highest) & signs)
+        above += intrinsics.ones((word + highest) & signs)
     return above
 
 
@@ -326,11 +326,11 @@ def _encode_powers(
 
 @compiled
 def _add_powers(out: Any, codes: Any, packed: Any, alpha: Any, begin: int, end: int) -> None:  # pragma: no cover
-    flags, bits = np.empty(words.LANES, np.uint8), np.empty(words.LANES, np.uint32)
+    flags, bits = np.empty(intrinsics.LANES, np.uint8), np.empty(intrinsics.LANES, np.uint32)
     powers = bits.view(np.float32)
-    for start in range(begin, end, words.LANES):
-        count = min(words.LANES, end - start)
-        words.spread_(flags, 0, word_at(packed, start >> 3))
+    for start in range(begin, end, intrinsics.LANES):
+        count = min(intrinsics.LANES, end - start)
+        intrinsics.spread_(flags, 0, word_at(packed, start >> 3))
         mine, part = codes[start : start + count], out[start : start + count]
         for j in range(count):
             bits[j] = (min(np.uint32(mine[j]), np.uint32(254)) << np.uint32(23)) | (

@@ -10,6 +10,8 @@ float32 on two cores of an EPYC (AVX-512), as multiples of an in-place add, whos
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,10 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cpu import lanes
-from thinwire.ops.cpu.above import WHOLE
-from thinwire.ops.cpu.compiled import compiled
-from thinwire.ops.cpu.finds import Segments, found, segments_of
-from thinwire.ops.cpu.lanes import LANES
-from thinwire.ops.cpu.sweep import ONE, STRETCH, accumulate, lowest
-from thinwire.ops.stretch import in_one_stretch
-
-unambiguous: Any = lanes.unambiguous  # numba's type would have its caller pass the compiler's own first argument
+from thinwire.ops.cpu.compiler import compiled
+from thinwire.ops.cpu.intrinsics import LANES, lowest, unambiguous
+from thinwire.ops.cpu.one_pass import ONE, STRETCH, accumulate
+from thinwire.ops.cpu.select_above import WHOLE, Segments, found, segments_of
 
 
 @compiled
@@ -87,6 +84,16 @@ def _step(
     return used, end
 
 
+@contextmanager
+def _in_one_stretch(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors themselves where they are contiguous, elsewhere copies that are written back."""
+    work = tuple(tensor.contiguous() for tensor in tensors)
+    yield work
+    for given, made in zip(tensors, work, strict=True):
+        if made is not given:
+            given.copy_(made)
+
+
 def _stepped(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float,
     tau: float,
@@ -94,7 +101,7 @@ def _stepped(
     """One step: positions, what is sent, and v that stood there."""
     parts = segments_of(layout, alphas.numpy())
     decay, level = torch.tensor([zeta, tau], dtype=total.dtype).numpy()
-    with in_one_stretch(total, squares) as state:
+    with _in_one_stretch(total, squares) as state:
         r, v, g, q = (x.contiguous().numpy() for x in (*state, value, moment))
 
         def search(begin: int, end: int, *buffers: Any) -> Any:

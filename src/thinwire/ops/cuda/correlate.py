@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.ops import reference
 from thinwire.ops.cuda.launch import aligned, ceil_div, launcher
 from thinwire.ops.precision import Product, product_precision
 
@@ -122,10 +123,12 @@ def correlation_squares_(
     groups: int,
     product: Product = "convolution",
 ) -> None:
-    """See `reference.correlation_squares_`; for one or two spatial dimensions in float32.
+    """See `reference.correlation_squares_`, which does all but one or two spatial dimensions in float32.
 
     The kernel forms its products as the layer itself may: in TF32 where torch's setting for `product` allows that.
     """
+    if len(stride) > 2 or out.dtype != torch.float32 or not out.is_contiguous():
+        return reference.correlation_squares_(out, beta, image, delta, stride, dilation, groups, product)
     image, delta = image.contiguous(), delta.contiguous()
     plan = _plan(image.shape, delta.shape, out.shape, tuple(stride), tuple(dilation), groups)
     alone = plan.shares == 1 and beta == 0

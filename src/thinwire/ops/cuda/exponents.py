@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.cuda.launch import Launcher, aligned, launcher
+from thinwire.ops.cuda.launch import Launcher, aligned, float32_in_one_stretch, launcher
 from thinwire.ops.cuda.topk_kernels import MAGNITUDE, piece_of
 from thinwire.ops.exponents import HIGHEST, LOWEST, NO_VALUE, floor_log2
 
@@ -130,6 +130,7 @@ class _Values:
         return floor_log2(largest.view(torch.float32))
 
 
+@float32_in_one_stretch
 def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """See `reference.nearest_powers`."""
     mine, out = _Values(values, positions, layout), torch.empty_like(values)
@@ -137,6 +138,7 @@ def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     return out
 
 
+@float32_in_one_stretch
 def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """See `reference.exponent_codes`."""
     mine = _Values(powers, positions, layout)

@@ -1,12 +1,19 @@
-"""Launching kernels at little cost to the host."""
+"""Launching kernels at little cost to the host, and on the tensors that they take."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 from triton.runtime import driver
+
+from thinwire.ops import reference
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Launcher:
@@ -49,3 +56,17 @@ def aligned(*tensors: Any) -> bool:
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up; `triton.cdiv` takes the host some microseconds."""
     return -(-a // b)
+
+
+def float32_in_one_stretch(kernel: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Leave every other type, and tensors with gaps, to the reference's function of the same name."""
+
+    @wraps(kernel)
+    def served(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        dense = all(each.is_contiguous() for each in (first, *args) if isinstance(each, Tensor))
+        if first.dtype == torch.float32 and dense:
+            return kernel(first, *args, **kwargs)
+        by_reference: R = getattr(reference, kernel.__name__)(first, *args, **kwargs)
+        return by_reference
+
+    return served

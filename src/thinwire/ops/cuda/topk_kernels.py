@@ -20,8 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinwire.ops.cuda.bits import popcount
-
 MEMORY, DIFFERENCE, PLAIN = 0, 1, 2
 TILE = 4096
 BINS = 2048
@@ -30,6 +28,16 @@ WIDEST = 20
 """log2 of the widest bin: 2,048 of them hold every magnitude below 2^31."""
 
 MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def popcount(x):
+    """Bits set in each word of 32."""
+    x = x.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit

@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cuda.above import places_of
-from thinwire.ops.cuda.launch import Launcher, aligned
-from thinwire.ops.cuda.select import tables
+from thinwire.ops.cuda.launch import Launcher, aligned, float32_in_one_stretch
+from thinwire.ops.cuda.select_above import places_of
+from thinwire.ops.cuda.select_largest import tables
 from thinwire.ops.cuda.topk_kernels import TILE, load, note, piece_of
 
 WARPS = 16
@@ -122,6 +122,7 @@ def _step(
     return places_of(words, found, launch), launch
 
 
+@float32_in_one_stretch
 def variance_(
     total: Tensor, squares: Tensor, value: Tensor, moment: Tensor, layout: Layout, alphas: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,6 +135,7 @@ def variance_(
     return places, values, taken
 
 
+@float32_in_one_stretch
 def variance_strom_(
     total: Tensor,
     squares: Tensor,

@@ -21,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cuda.bits import popcount
-from thinwire.ops.cuda.launch import aligned, ceil_div, launcher
+from thinwire.ops import reference
+from thinwire.ops.cuda.launch import aligned, ceil_div, float32_in_one_stretch, launcher
+from thinwire.ops.cuda.topk_kernels import popcount
 
 BLOCK = 1024
 
@@ -203,6 +204,7 @@ def _add_at(out, positions, values, count, alpha, BLOCK: tl.constexpr):
     tl.store(place, tl.load(place, mask=inside, other=0.0) + alpha * value, mask=inside)
 
 
+@float32_in_one_stretch
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.add_at_`."""
     if positions.numel():
@@ -294,6 +296,7 @@ def _add_each(out, table, rows, ranges, edges, alpha, AHEAD: tl.constexpr, ENTRI
         first += AHEAD
 
 
+@float32_in_one_stretch
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """See `reference.add_each_at_`: ranges of the output in parallel, payloads one after the other in each."""
     most = max((p.numel() for p in positions), default=0)
@@ -339,6 +342,8 @@ def _ends(layout: Layout, device: torch.device) -> Tensor:
 
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """See `reference.first_nonfinite`."""
+    if x.dtype == torch.float64:
+        return reference.first_nonfinite(x, layout)
     numel = x.numel()
     first = torch.full((1,), numel, dtype=torch.int64, device=x.device)
     if numel:

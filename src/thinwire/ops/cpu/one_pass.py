@@ -15,14 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.ops.cpu import lanes
-from thinwire.ops.cpu.compiled import compiled
-from thinwire.ops.cpu.lanes import LANES
-
-# numba's types would have their callers pass the compiler's own first argument
-at_least: Any = lanes.at_least
-differ_at_least: Any = lanes.differ_at_least
-lowest: Any = lanes.lowest
+from thinwire.ops.cpu.compiler import compiled
+from thinwire.ops.cpu.intrinsics import LANES, at_least, differ_at_least, lowest
 
 MEMORY, DIFFERENCE, PLAIN = (0,), (0, 0), (0, 0, 0)
 """Kinds of step: numba compiles a function anew for each length of a tuple, so a branch on the kind costs nothing."""
@@ -78,19 +72,9 @@ def take(kind: Any, a: Any, b: Any, i: int, c: int, places: Any, entries: Any, b
 
 @compiled
 def collect(
-    kind: Any,
-    a: Any,
-    b: Any,
-    ratio: Any,
-    low: int,
-    high: int,
-    level: Any,
-    mask: Any,
-    used: int,
-    places: Any,
-    entries: Any,
-    before: Any,
-) -> tuple[int, bool]:  # pragma: no cover
+    kind: Any, a: Any, b: Any, ratio: Any, low: int, high: int, level: Any, mask: Any, used: int, places: Any,
+    entries: Any, before: Any,
+) -> tuple[int, bool]:  # fmt: skip  # pragma: no cover
     """Compute [low, high) and take what reaches the level: how much is written down now, and whether it is all."""
     room = places.size - LANES
     complete = True

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from thinwire.ops import reference
-from thinwire.ops.cpu import words
-from thinwire.ops.cpu.compiled import compiled
+from thinwire.ops.cpu import intrinsics
+from thinwire.ops.cpu.compiler import compiled
 from thinwire.ops.cpu.threads import in_parallel
 
 GROUP = 512
@@ -89,7 +89,7 @@ def _open_pairs(gaps: Any, width: int) -> None:  # pragma: no cover
 def _put(packed: Any, place: int, end: int, word: Any) -> None:  # pragma: no cover
     """A word's bytes from packed[place] on, none from `end` on."""
     if place + 8 <= end:
-        words.store_word_(packed, place, word)
+        intrinsics.store_word_(packed, place, word)
     else:
         for k in range(place, end):
             packed[k] = np.uint8((word >> np.uint64(8 * (k - place))) & np.uint64(255))
@@ -99,7 +99,7 @@ def _put(packed: Any, place: int, end: int, word: Any) -> None:  # pragma: no co
 def word_at(packed: Any, place: int) -> Any:  # pragma: no cover
     """The eight bytes from packed[place] on as a word, zeros after the end."""
     if place + 8 <= packed.size:
-        return words.load_word(packed, place)
+        return intrinsics.load_word(packed, place)
     word = np.uint64(0)
     for k in range(place, packed.size):
         word |= np.uint64(packed[k]) << np.uint64(8 * (k - place))
@@ -187,9 +187,9 @@ def _unpack(packed: Any, width: int, group: Any, codes: Any, begin: int, end: in
 
 @compiled
 def _pack_bits(flags: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
-    whole = begin + (end - begin) // words.LANES * words.LANES
-    for start in range(begin, whole, words.LANES):
-        words.store_word_(packed, start >> 3, words.nonzero(flags, start))
+    whole = begin + (end - begin) // intrinsics.LANES * intrinsics.LANES
+    for start in range(begin, whole, intrinsics.LANES):
+        intrinsics.store_word_(packed, start >> 3, intrinsics.nonzero(flags, start))
     packed[whole >> 3 : (end + 7) >> 3] = 0
     for i in range(whole, end):
         packed[i >> 3] |= np.uint8(np.uint8(flags[i] != 0) << np.uint8(i & 7))
@@ -197,9 +197,9 @@ def _pack_bits(flags: Any, packed: Any, begin: int, end: int) -> None:  # pragma
 
 @compiled
 def _unpack_bits(packed: Any, flags: Any, begin: int, end: int) -> None:  # pragma: no cover
-    whole = begin + (end - begin) // words.LANES * words.LANES
-    for start in range(begin, whole, words.LANES):
-        words.spread_(flags, start, words.load_word(packed, start >> 3))
+    whole = begin + (end - begin) // intrinsics.LANES * intrinsics.LANES
+    for start in range(begin, whole, intrinsics.LANES):
+        intrinsics.spread_(flags, start, intrinsics.load_word(packed, start >> 3))
     for i in range(whole, end):
         flags[i] = (packed[i >> 3] >> np.uint8(i & 7)) & np.uint8(1)
 

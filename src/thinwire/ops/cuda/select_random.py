@@ -19,8 +19,8 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.cuda.above import spread
 from thinwire.ops.cuda.launch import launcher
+from thinwire.ops.cuda.select_above import spread
 from thinwire.ops.cuda.topk_kernels import TILE
 from thinwire.ops.keys import GOLDEN, MULTIPLIERS, signed, words_at
 

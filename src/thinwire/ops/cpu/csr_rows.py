@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.ops.cpu.compiled import compiled
+from thinwire.ops.cpu.compiler import compiled
 from thinwire.ops.cpu.threads import alone, at_once, bounds
 
 EASE = 8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops.cuda import topk_kernels as kernels
-from thinwire.ops.cuda.launch import Launcher, aligned, ceil_div
+from thinwire.ops.cuda.launch import Launcher, aligned, ceil_div, float32_in_one_stretch
 from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMPLE, TILE, WIDEST
 
 WARPS = 8
@@ -216,4 +216,21 @@ class _Selection:
         )  # fmt: skip
 
 
-__all__ = ["DIFFERENCE", "MEMORY", "PLAIN", "select"]
+@float32_in_one_stretch
+def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.topk`."""
+    return select(PLAIN, x, x, layout, counts, None)
+
+
+@float32_in_one_stretch
+def memory_topk_(
+    error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_topk_`."""
+    return select(MEMORY, error, value, layout, counts, ratios)
+
+
+@float32_in_one_stretch
+def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_topk_`."""
+    return select(DIFFERENCE, local, target, layout, counts, None)

@@ -1,4 +1,4 @@
-"""numba's compiler as the kernels use it: what it made is kept on disk until the source of any kernel changes.
+"""numba's compiler as the kernels use it: compiled code is kept on disk until the source of any kernel changes.
 
 numba by itself looks at the one file that holds a function. But compiled code also holds the functions that it calls,
 from other files: a change there would go unnoticed, in a test as in a new version of this package.

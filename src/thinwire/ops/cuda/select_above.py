@@ -15,10 +15,11 @@ import triton
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.blocks import one_piece
 from thinwire.ops.cuda import topk_kernels as kernels
-from thinwire.ops.cuda.launch import Launcher, aligned
-from thinwire.ops.cuda.select import WARPS, WORDS, scales_of, tables
-from thinwire.ops.cuda.topk_kernels import TILE
+from thinwire.ops.cuda.launch import Launcher, aligned, float32_in_one_stretch
+from thinwire.ops.cuda.select_largest import WARPS, WORDS, scales_of, tables
+from thinwire.ops.cuda.topk_kernels import DIFFERENCE, MEMORY, PLAIN, TILE
 
 
 def positions_above(
@@ -57,3 +58,61 @@ def spread(words: Tensor, reached: Tensor, capacity: int, launch: Launcher) -> T
         words, words.numel(), reached, reached.numel(), places, capacity, WORDS, TILE, num_warps=2,
     )  # fmt: skip
     return places
+
+
+@float32_in_one_stretch
+def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.threshold`."""
+    positions = positions_above(PLAIN, x, x, one_piece(x.numel()), tau, None)
+    return positions, x[positions]
+
+
+@float32_in_one_stretch
+def memory_threshold_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_threshold_`."""
+    positions = positions_above(MEMORY, error, value, layout, tau, ratios)
+    values = error[positions]
+    error[positions] -= values
+    return positions, values
+
+
+@float32_in_one_stretch
+def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_threshold_`."""
+    positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
+    values = target[positions] - local[positions]
+    local[positions] += values
+    return positions, values
+
+
+@float32_in_one_stretch
+def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.strom`."""
+    positions, values = threshold(x, tau)
+    return positions, _signs(values, tau)
+
+
+@float32_in_one_stretch
+def memory_strom_(
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_strom_`."""
+    positions = positions_above(MEMORY, error, value, layout, tau, ratios)
+    values = _signs(error[positions], tau)
+    error[positions] -= values
+    return positions, values
+
+
+@float32_in_one_stretch
+def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_strom_`."""
+    positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
+    values = _signs(target[positions] - local[positions], tau)
+    local[positions] += values
+    return positions, values
+
+
+def _signs(x: Tensor, tau: float) -> Tensor:
+    return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))

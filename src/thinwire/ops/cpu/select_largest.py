@@ -23,8 +23,18 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.cpu.compiled import compiled
-from thinwire.ops.cpu.sweep import PLAIN, accumulate, collect, entry, is_difference, is_memory, put_back
+from thinwire.ops.cpu.compiler import compiled
+from thinwire.ops.cpu.one_pass import (
+    DIFFERENCE,
+    MEMORY,
+    PLAIN,
+    accumulate,
+    collect,
+    entry,
+    is_difference,
+    is_memory,
+    put_back,
+)
 from thinwire.ops.cpu.threads import alone, at_once, bounds, in_parallel
 
 LINE = 16
@@ -112,17 +122,9 @@ def sample_threshold(
 
 @compiled
 def settle(
-    kind: Any,
-    a: Any,
-    places: Any,
-    entries: Any,
-    before: Any,
-    mask: Any,
-    kth: Any,
-    ties: int,
-    out_places: Any,
+    kind: Any, a: Any, places: Any, entries: Any, before: Any, mask: Any, kth: Any, ties: int, out_places: Any,
     out_entries: Any,
-) -> None:  # pragma: no cover
+) -> None:  # fmt: skip  # pragma: no cover
     """Write the winners among the candidates, in order, and put the losers back."""
     n = 0
     bits = entries.view(mask.dtype)
@@ -143,18 +145,9 @@ def settle(
 
 @compiled
 def settle_short(
-    kind: Any,
-    a: Any,
-    b: Any,
-    ratio: Any,
-    low: int,
-    high: int,
-    k: int,
-    mask: Any,
-    short: Any,
-    out_places: Any,
+    kind: Any, a: Any, b: Any, ratio: Any, low: int, high: int, k: int, mask: Any, short: Any, out_places: Any,
     out_entries: Any,
-) -> None:  # pragma: no cover
+) -> None:  # fmt: skip  # pragma: no cover
     """The winners of a short piece, whose numbers are computed once and looked at twice while in the cache."""
     if is_memory(kind):
         accumulate(a, b, ratio, low, high - low)
@@ -179,18 +172,9 @@ def settle_short(
 
 @compiled
 def settle_each(
-    kind: Any,
-    a: Any,
-    b: Any,
-    ratios: Any,
-    starts: Any,
-    stops: Any,
-    counts: Any,
-    ends: Any,
-    mask: Any,
-    out_places: Any,
-    out_entries: Any,
-) -> None:  # pragma: no cover
+    kind: Any, a: Any, b: Any, ratios: Any, starts: Any, stops: Any, counts: Any, ends: Any, mask: Any,
+    out_places: Any, out_entries: Any,
+) -> None:  # fmt: skip  # pragma: no cover
     """The winners of short pieces, one piece after the other."""
     short = np.empty(SHORT, a.dtype)
     for p in range(starts.size):
@@ -202,26 +186,10 @@ def settle_each(
 
 @compiled
 def sweep(
-    kind: Any,
-    a: Any,
-    b: Any,
-    ratios: Any,
-    starts: Any,
-    stops: Any,
-    counts: Any,
-    ends: Any,
-    floors: Any,
-    mask: Any,
-    begin: int,
-    end: int,
-    places: Any,
-    entries: Any,
-    before: Any,
-    kept: Any,
-    failed: Any,
-    out_places: Any,
+    kind: Any, a: Any, b: Any, ratios: Any, starts: Any, stops: Any, counts: Any, ends: Any, floors: Any, mask: Any,
+    begin: int, end: int, places: Any, entries: Any, before: Any, kept: Any, failed: Any, out_places: Any,
     out_entries: Any,
-) -> None:  # pragma: no cover
+) -> None:  # fmt: skip  # pragma: no cover
     """Sample, collect and settle the pieces of [begin, end); of those it shares, collect: kept[p] candidates."""
     used: Any = np.int64(0)  # not a literal, for which `collect` would be compiled once more
     short = np.empty(SHORT, a.dtype)
@@ -287,18 +255,9 @@ def histogram_of(
 
 @compiled
 def take_exact(
-    kind: Any,
-    a: Any,
-    b: Any,
-    start: int,
-    stop: int,
-    mask: Any,
-    kth: Any,
-    ties: int,
-    out_places: Any,
-    out_entries: Any,
-    k: int,
-) -> None:  # pragma: no cover
+    kind: Any, a: Any, b: Any, start: int, stop: int, mask: Any, kth: Any, ties: int, out_places: Any,
+    out_entries: Any, k: int,
+) -> None:  # fmt: skip  # pragma: no cover
     """Find the winners of a whole piece once its k-th magnitude is known; stops at the k-th."""
     n = 0
     scratch = np.empty(1, a.dtype)
@@ -478,3 +437,20 @@ class _Share:
         start = int(kept[:p].sum())
         mine = slice(start, start + int(kept[p]))
         self.places, self.entries, self.before = places[mine], entries[mine], before[mine]
+
+
+def topk(x: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.topk`."""
+    return largest(PLAIN, x, x, layout, counts, None)
+
+
+def memory_topk_(
+    error: Tensor, value: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
+) -> tuple[Tensor, Tensor]:
+    """See `reference.memory_topk_`."""
+    return largest(MEMORY, error, value, layout, counts, ratios)
+
+
+def difference_topk_(local: Tensor, target: Tensor, layout: Layout, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.difference_topk_`."""
+    return largest(DIFFERENCE, local, target, layout, counts, None)
