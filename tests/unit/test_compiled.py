@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+import pytest
 
 from thinwire.ops.cpu import one_pass, select_largest
 from thinwire.ops.cpu.compiler import FOLDERS, compiled
@@ -25,3 +28,18 @@ def test_what_is_compiled_is_what_was_written() -> None:
         return x / 0.0
 
     assert half(1.0) == float("inf")
+
+
+def test_an_index_of_an_older_version_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba pickles the types of arguments by name: one of a file that has another name now cannot be read."""
+
+    @compiled
+    def twice(x: float) -> float:
+        return 2 * x
+
+    kept = twice._cache
+    monkeypatch.setattr(kept._cache_file, "_load_index", lambda: import_module("thinwire.no_longer_here"))
+    flushed = []
+    monkeypatch.setattr(kept, "flush", lambda: flushed.append(True) or monkeypatch.undo())
+    assert twice(2.0) == 4.0
+    assert flushed == [True]

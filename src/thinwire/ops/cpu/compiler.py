@@ -22,9 +22,20 @@ def compiled(function: Any = None, **options: Any) -> Any:
     if function is None:
         return partial(compiled, **options)
     kernel: Any = njit(nogil=True, cache=True, **options)(function)
-    own_key = kernel._cache._index_key
-    kernel._cache._index_key = lambda *arguments: (*own_key(*arguments), *digests())
+    kept = kernel._cache
+    own_key, own_load = kept._index_key, kept.load_overload
+    kept._index_key = lambda *arguments: (*own_key(*arguments), *digests())
+    kept.load_overload = lambda *arguments: _load(kept, own_load, arguments)
     return kernel
+
+
+def _load(kept: Any, load: Any, arguments: Any) -> Any:
+    """Compiled code from disk, or None. An index that names a module or a class which is gone is thrown away."""
+    try:
+        return load(*arguments)
+    except (ImportError, AttributeError):
+        kept.flush()
+        return None
 
 
 @cache
