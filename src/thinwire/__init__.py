@@ -2,6 +2,7 @@
 
 import typing
 
+from thinwire import authoring as authoring
 from thinwire.channel import Channel as Channel
 from thinwire.checkpoint import merge_states as merge_states
 from thinwire.compressors import QSGD as QSGD
@@ -49,6 +50,7 @@ from thinwire.layout import Layout as Layout
 from thinwire.ledger import Ledger as Ledger
 from thinwire.ops import Key as Key
 from thinwire.spec import parse as parse
+from thinwire.spec import register as register
 from thinwire.version import __version__ as __version__
 from thinwire.warmup import Warmup as Warmup
 

@@ -28,7 +28,11 @@ class SpecError(ConfigError):
         self.text, self.column, self.problem = text, column, problem
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, int, str]]:
-        return SpecError, (self.text, self.column, self.problem)
+        return type(self), (self.text, self.column, self.problem)
+
+
+class UnknownName(SpecError):
+    """A method's text has a name that is not known: a mistake, or that of a class that was not registered."""
 
 
 class AttachError(ThinwireError, ValueError):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from inspect import isabstract
+from keyword import iskeyword
+from typing import Any, TypeVar
 
 from thinwire import compressors, feedback
-from thinwire.errors import ConfigError, SpecError
-from thinwire.feedback import Route, Rule, Target, as_rule
+from thinwire.compressors import Compressor
+from thinwire.errors import ConfigError, SpecError, UnknownName
+from thinwire.feedback import Feedback, Route, Rule, Target, as_rule
 from thinwire.named import Named
+from thinwire.payload import FORMATS, Payload
 from thinwire.warmup import Warmup
 
 COMPRESSORS: dict[str, type[Named]] = {kind.name: kind for kind in compressors.ALL}
@@ -18,6 +23,58 @@ NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup, Ta
 """Every name that the text form knows."""
 SPELLINGS: dict[str, type[Named]] = {**NAMES, **{kind.__name__: kind for kind in NAMES.values()}}
 """What `parse` reads as a name: that of the text form, or the class as Python writes it."""
+REMEDY = " (one of your own: register its class, or give its file by --plugin)"
+Kind = TypeVar("Kind", bound=type)
+
+
+def register(kind: Kind) -> Kind:
+    """Make a compressor, a rule or a message format of one's own known, as if it came with the package.
+
+    A class decorator, too: `@register` above `@dataclass(frozen=True)`. `parse`, the command line, records and
+    checkpoints then know the class by its `name` and by its Python name. A format is known by its `tag` as soon as its
+    class is there; to register it says so, and checks it. To register a class twice, or one that was defined anew in
+    the same place (as in a notebook), is harmless.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, (Compressor, Feedback, Payload))):
+        raise ConfigError(f"register takes a class of a compressor, a rule or a payload, got {kind!r}")
+    if isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"{kind.__name__} is abstract: write its {missing}")
+    if issubclass(kind, Payload):
+        _check_format(kind)
+    else:
+        _check_named(kind)
+        (COMPRESSORS if issubclass(kind, Compressor) else RULES)[kind.name] = kind
+        NAMES[kind.name] = SPELLINGS[kind.name] = SPELLINGS[kind.__name__] = kind
+    return kind
+
+
+def _check_format(kind: type[Payload]) -> None:
+    """Refuse a format without a tag: messages could not name it."""
+    if not any(known is kind or _place(known) == _place(kind) for known in FORMATS.values()):
+        free = next(tag for tag in range(255, -1, -1) if tag not in FORMATS)
+        raise ConfigError(f"{kind.__name__} has no tag of its own: give it one byte, as tag: ClassVar[int] = {free}")
+
+
+def _check_named(kind: type[Named]) -> None:
+    """Refuse a class that no text could name, or whose name is another's."""
+    name = vars(kind).get("name")
+    if not (isinstance(name, str) and name.isidentifier() and not iskeyword(name)):
+        example = kind.__name__.lower()
+        raise ConfigError(
+            f"{kind.__name__} needs a name of its own, as name: ClassVar[str] = {example!r}; got {name!r}"
+        )
+    if not (is_dataclass(kind) and "__dataclass_params__" in vars(kind) and kind.__dataclass_params__.frozen):
+        raise ConfigError(f"{kind.__name__} must be a frozen dataclass: write @dataclass(frozen=True) below @register")
+    for word in (name, kind.__name__):
+        other = SPELLINGS.get(word, kind)
+        if _place(other) != _place(kind):
+            raise ConfigError(f"{kind.__name__}: the name {word!r} is that of {other.__module__}.{other.__qualname__}")
+
+
+def _place(kind: type) -> tuple[str, str]:
+    """Where a class is defined."""
+    return kind.__module__, kind.__qualname__
 
 
 def parse(text: str) -> Rule:
@@ -77,7 +134,7 @@ def _build(node: ast.expr, text: str) -> Any:
             keywords=options,
         ):
             if name not in SPELLINGS:
-                raise SpecError(text, _column(node, text), _unknown(name))
+                raise UnknownName(text, _column(node, text), _unknown(name))
             return _call(SPELLINGS[name], args, options, text, _column(node, text))
         case ast.Name(id=name) if name in SPELLINGS:
             raise SpecError(text, _column(node, text), f"{name} needs its brackets: {name}(...)")
@@ -90,7 +147,7 @@ def _unknown(name: str) -> str:
     """What to say of a name that is not known: the one it resembles most, whatever its case, and all there are."""
     known = {spelling.lower(): kind.name for spelling, kind in SPELLINGS.items()}
     meant = "".join(f"did you mean {known[match]}? " for match in get_close_matches(name.lower(), known, n=1))
-    return f"unknown name {name!r}; {meant}known: {', '.join(sorted(NAMES))}"
+    return f"unknown name {name!r}; {meant}known: {', '.join(sorted(NAMES))}{REMEDY}"
 
 
 def _table(keys: list[ast.expr | None], values: list[ast.expr], text: str, node: ast.expr) -> dict[str, Any]:

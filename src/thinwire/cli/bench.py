@@ -36,7 +36,7 @@ from thinwire.bench.simulation import (
 )
 from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
 from thinwire.cli.console import console, say
-from thinwire.cli.options import DATA, THREADS, Force, Page, at_least_one, check_command, decimals, integers
+from thinwire.cli.options import DATA, THREADS, Force, Page, Plugin, at_least_one, check_command, decimals, integers
 from thinwire.cli.outputs import check_page
 from thinwire.errors import ConfigError
 from thinwire.problems import load_dataset
@@ -284,6 +284,7 @@ def crowd(
     rounds: Rounds = 60,
     data: Libsvm = None,
     as_json: Json = False,
+    plugin: Plugin = None,
 ) -> None:
     """Time a simulated round of logistic regression as workers grow, method by method, on one thread.
 

@@ -37,6 +37,7 @@ def compare(
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """Train TASK with each SPEC and each seed, and print one table.

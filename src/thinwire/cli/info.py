@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire import spec
+from thinwire.cli import options
 from thinwire.cli.console import console
 from thinwire.ops.backends import BACKENDS, Backend
 from thinwire.report.provenance import commit, cpu_model, version
@@ -28,7 +29,7 @@ EXTRAS = {
 """Optional packages and the extra that brings them; looked up by their metadata, never imported."""
 
 
-def info() -> None:
+def info(plugin: options.Plugin = None) -> None:
     """Show versions, devices, optional packages, and the names of methods and tasks.
 
     **Example**

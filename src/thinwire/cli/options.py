@@ -14,6 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.extras import check_packages
 from thinwire.report.page import PACKAGES
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.training.plugins import load_plugin
 from thinwire.training.tasks import TASKS
 
 Number = TypeVar("Number", int, float)
@@ -41,6 +42,13 @@ def _tasks() -> str:
 def _reads() -> str:
     """What tasks may be given as data, task by task."""
     return "; ".join(f"for {name}: {task.reads}" for name, task in TASKS.items() if task.reads)
+
+
+def _load_plugins(paths: list[Path] | None) -> list[Path] | None:
+    """Execute the user's files before anything else is read."""
+    for path in paths or ():
+        load_plugin(path)
+    return paths
 
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help=f"{_tasks()}.")]
@@ -72,6 +80,17 @@ Out = Annotated[
 ]
 Page = Annotated[Path | None, typer.Option("--page", help="Also write the report page here.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Write over files that exist.")]
+Plugin = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        callback=_load_plugins,
+        is_eager=True,
+        metavar="FILE",
+        help="A Python file that registers compressors or rules of your own; may be given several times.",
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's traceback.")]
 
 

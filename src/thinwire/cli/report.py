@@ -21,6 +21,7 @@ def report(
     records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records that any command wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
     force: options.Force = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """Turn records into one self-contained HTML page.

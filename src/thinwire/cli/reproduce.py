@@ -184,6 +184,7 @@ def vgc(
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """Variance-based gradient compression on CIFAR-10 (Tsuzuku, Imachi and Akiba 2018).

@@ -52,6 +52,7 @@ def theory(
         typer.Option("--step", help="Held against theory's: a warning where beyond.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tables.")] = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """Show smoothness constants, θ and β of a method on a problem, and every step size that theory admits.

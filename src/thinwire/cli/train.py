@@ -35,6 +35,7 @@ def train(
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """Train TASK with one method and leave a record.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import thinwire
-from thinwire.errors import ConfigError, SpecError
+from thinwire.errors import ConfigError, SpecError, UnknownName
 from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
 from thinwire.training.tasks import check_task
 
@@ -104,6 +104,16 @@ class RunConfig:
             raise ConfigError(f"real processes train on the CPU here, got device {self.device}; use --engine sim")
         if self.engine == "sim" and self.method in TORCH_METHODS and not TORCH_METHODS[self.method].simulated:
             raise ConfigError(f"{self.method!r} is torch's own hook and cannot be simulated; use --engine ddp")
+
+    @classmethod
+    def recorded(cls, plain: Mapping[str, Any]) -> RunConfig:
+        """A configuration as a record has it; a method of a user's own, not known here, is left as its text."""
+        try:
+            return cls(**plain)
+        except UnknownName:
+            config = cls(**{**plain, "method": "dense"})
+            object.__setattr__(config, "method", plain["method"])
+            return config
 
     def asdict(self) -> dict[str, Any]:
         """The configuration as plain values; `RunConfig(**plain)` is its inverse."""

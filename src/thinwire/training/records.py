@@ -178,7 +178,7 @@ def _point(line: Mapping[str, Any], value: float | None) -> Point:
 
 def _config(plain: Mapping[str, Any], place: Line) -> RunConfig:
     try:
-        return RunConfig(**plain)
+        return RunConfig.recorded(plain)
     except (TypeError, ThinwireError) as error:
         raise place.error(f"malformed: its config is not one of this thinwire ({error})") from None
 
