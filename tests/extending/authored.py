@@ -52,7 +52,7 @@ class BlockTop(Compressor):
 
     def _largest(self, part: Tensor) -> Tensor:
         """Where the largest magnitude of each block of a flat part stands."""
-        blocks = part.abs().split(self.block) if part.numel() else ()
+        blocks = torch.split(part.abs(), self.block) if part.numel() else ()
         places = [block.argmax() + self.block * number for number, block in enumerate(blocks)]
         return torch.stack(places) if places else torch.empty(0, dtype=torch.int64, device=part.device)
 
