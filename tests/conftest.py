@@ -1,5 +1,6 @@
 """What holds for every test: one thread, hypothesis without deadlines, GPU tests only where there is a GPU."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, reason in lacking.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what is alive now: torch, and 12,000 tests that the garbage collector would look at again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _libsvm_folder() -> str | None:
