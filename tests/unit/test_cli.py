@@ -34,7 +34,7 @@ BENCH = {"--numel", "--densities", "--repeats", "--threads", "--json"}
 COMMANDS = {
     "bench": set(),
     "bench bytes": {"--workers", "--json"},
-    "bench crowd": {"--dataset", "--data", "--workers", "--methods", "--rounds", "--json"},
+    "bench crowd": {"--dataset", "--data", "--workers", "--methods", "--rounds", "--json", "--plugin"},
     "bench kernels": BENCH | {"--op", "--device"},
     "bench lockfree": {
         "--dataset",
@@ -65,13 +65,13 @@ COMMANDS = {
     "bench step": {"--rounds", "--json"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
-    "train": TRAINING | SETTINGS | {"--method", "--seed"},
-    "compare": TRAINING | SETTINGS | {"--seeds"},
-    "report": {"--out", "--force", "--debug"},
+    "train": TRAINING | SETTINGS | {"--method", "--seed", "--plugin"},
+    "compare": TRAINING | SETTINGS | {"--seeds", "--plugin"},
+    "report": {"--out", "--force", "--debug", "--plugin"},
     "reproduce": set(),
     "reproduce vgc": {
         *("--optimizer", "--methods", "--epochs", "--seeds", "--data", "--device", "--small"),
-        *("--json", "--resume", "--out", "--page", "--force", "--debug"),
+        *("--json", "--resume", "--out", "--page", "--force", "--debug", "--plugin"),
     },
     "reproduce ef21": {
         *("--dataset", "--figures", "--rounds", "--quick", "--data", "--json", "--resume", "--out", "--page"),
@@ -83,9 +83,9 @@ COMMANDS = {
     },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
-        *("--step", "--json", "--debug"),
+        *("--step", "--json", "--debug", "--plugin"),
     },
-    "info": set(),
+    "info": {"--plugin"},
 }
 
 

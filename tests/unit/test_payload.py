@@ -433,10 +433,10 @@ def test_a_format_is_known_by_its_class_alone() -> None:
     """A class with a tag enters the table; its own tag, a byte that no other format has."""
     kept = dict(FORMATS)
     try:
-        mine = type("Mine", (Empty,), {"tag": 200})
-        assert unpack_payload(Reader(pack_payload(mine())), LAYOUTS[0], Key(), torch.float32).tag == 200
-        with pytest.raises(ConfigError, match="Yours has the tag 200, which is Mine's"):
-            type("Yours", (Empty,), {"tag": 200})
+        mine = type("Mine", (Empty,), {"tag": 250})
+        assert unpack_payload(Reader(pack_payload(mine())), LAYOUTS[0], Key(), torch.float32).tag == 250
+        with pytest.raises(ConfigError, match="Yours has the tag 250, which is Mine's"):
+            type("Yours", (Empty,), {"tag": 250})
         with pytest.raises(ConfigError, match="one byte, Wide has 256"):
             type("Wide", (Empty,), {"tag": 256})
     finally:
