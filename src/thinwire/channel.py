@@ -86,6 +86,12 @@ class Channel:
 
     Channels of one process (`beside` another) have the server's state and the clock in common: one of them finishes a
     step for all, and the others `keep` what they did.
+
+    >>> import torch
+    >>> from thinwire import Channel, MemSGD, TopK
+    >>> channel = Channel(MemSGD(TopK(0.1)), {"weight": torch.zeros(10, 3)}, rank=0, size=2)
+    >>> channel.step, sorted(need.name for need in channel.needs), channel.layout(["weight"]).numel
+    (0, ['STEP_SIZE'], 30)
     """
 
     def __init__(

@@ -38,6 +38,14 @@ class Ledger:
     Where a rule keeps its memory in units of updates (`MemSGD`), so does the first of these: |m| over s |g|, where s is
     the rate at which what is in the memory was given (see `MemoryRate`). By the present rate, a memory from before a
     decay would look as if it had grown.
+
+    >>> import torch
+    >>> from thinwire import Simulation
+    >>> simulation = Simulation({"x": torch.zeros(1000)}, "plain(topk(0.01))", workers=4)
+    >>> _ = simulation.exchange([{"x": torch.randn(1000)} for _ in range(4)])
+    >>> summary = simulation.ledger.summary()
+    >>> summary["sent_bytes"], round(summary["ratio_fp32"])
+    (264, 23)
     """
 
     def __init__(self, workers: int, *, every: int = 10) -> None:

@@ -60,6 +60,13 @@ def public_names() -> list[str]:
 
 @pytest.mark.parametrize("name", public_names())
 def test_every_public_name_is_documented(name: str) -> None:
-    """It has a docstring of its own, and the docs speak of it."""
-    assert inspect.getdoc(getattr(thinwire, name))
+    """The docs speak of it, the API reference shows it, and its docstring has an example (which the doctests run)."""
     assert any(re.search(rf"\b{name}\b", page.read_text()) for page in PAGES)
+    assert any(f"::: thinwire.{name}\n" in page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    assert ">>> " in (inspect.getdoc(getattr(thinwire, name)) or "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_and_pages_that_are_named_are_there(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -67,7 +67,16 @@ def save(channel: Channel) -> dict[str, Any]:
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The states of all ranks as one, for loading into another number of workers."""
+    """The states of all ranks as one, for loading into another number of workers.
+
+    >>> import torch
+    >>> from thinwire import Simulation
+    >>> simulation = Simulation({"x": torch.zeros(3)}, "ef21(topk(count=1))", workers=2)
+    >>> _ = simulation.exchange([{"x": torch.ones(3)}, {"x": torch.zeros(3)}])
+    >>> states = [simulation.state_dict()]  # of real processes: what handle.state_dict() gave on each rank
+    >>> merge_states(states)["workers"], merge_states(states)["step"]
+    (2, 1)
+    """
     if not states:
         raise StateError("no states to merge: pass the state_dict() of every rank")
     for state in states:

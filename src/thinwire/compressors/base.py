@@ -29,6 +29,10 @@ class Compressor(Named, ABC):
     Every compressor claims a contraction: E|C(x) - x|^2 <= (1 - delta(numel)) |x|^2. An unbiased one also claims a
     variance: E C(x) = x and E|C(x) - x|^2 <= omega(numel) |x|^2; its delta is then 1 - omega, which may be negative
     (not a contraction: see `Contractive`).
+
+    >>> from thinwire import QSGD, TopK
+    >>> TopK(0.25).delta(100), QSGD(4).omega(16), QSGD(4).delta(16)
+    (0.25, 1.0, 0.0)
     """
 
     @property

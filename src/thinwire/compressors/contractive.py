@@ -20,6 +20,12 @@ class Contractive(Compressor):
 
     E|Q(ax) - x|^2 <= (omega a^2 + (1 - a)^2) |x|^2 = omega / (1 + omega) |x|^2 at a = 1 / (1 + omega), whether or not
     Q is homogeneous.
+
+    >>> import torch
+    >>> from thinwire import QSGD, Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> Contractive(QSGD(2))(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [2.5617377758026123, 0.0, 0.0, -1.2808688879013062]
     """
 
     compressor: Unbiased

@@ -15,7 +15,14 @@ from thinwire.payload import Dense
 
 @dataclass(frozen=True)
 class Identity(Unbiased):
-    """C(x) = x; delta = 1, omega = 0."""
+    """C(x) = x; delta = 1, omega = 0.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> Identity()(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [4.0, -1.0, 0.5, -3.0]
+    """
 
     name: ClassVar[str] = "identity"
     draws: ClassVar[Draws] = Draws.NOTHING

@@ -20,6 +20,12 @@ class Natural(Unbiased):
         E C(x) = x,    E|C(x) - x|^2 <= |x|^2 / 8
 
     Nine bits a number. The claim holds for magnitudes from 2^-126 to 2^127, the normal range of float32.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> Natural()(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [4.0, -1.0, 0.5, -4.0]
     """
 
     name: ClassVar[str] = "natural"

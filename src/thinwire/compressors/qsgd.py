@@ -23,6 +23,12 @@ class QSGD(Unbiased):
         E Q(x) = x,    E|Q(x) - x|^2 <= min(b / s^2, sqrt(b) / s) |x|^2      for s levels and buckets of b numbers
 
     A number takes 1 + ceil(log2(s + 1)) bits, a bucket one norm.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> QSGD(2)(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [5.123475551605225, 0.0, 0.0, -2.5617377758026123]
     """
 
     levels: int

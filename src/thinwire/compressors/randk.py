@@ -26,6 +26,12 @@ class RandK(Compressor):
 
     Each worker draws a mask of its own; with `shared=True` all draw the same one, and no positions travel. A count
     below one sends one coordinate with that probability, else nothing (remark 2.3, ultra-sparsification).
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> RandK(0.5)(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [0.0, -1.0, 0.5, 0.0]
     """
 
     ratio: Number | None = None

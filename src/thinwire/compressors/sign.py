@@ -24,6 +24,12 @@ class ScaledSign(Compressor):
         |C(x) - x|^2 = (1 - |x|_1^2 / (b |x|_2^2)) |x|^2 <= (1 - 1/b) |x|^2
 
     Without `block` a whole parameter is one block.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> ScaledSign()(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [2.125, -2.125, 2.125, -2.125]
     """
 
     block: int | None = None

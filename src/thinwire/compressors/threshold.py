@@ -39,6 +39,12 @@ class HardThreshold(Compressor):
     update units: its e = m / s is compared with tau, so m with s tau, where s is the step size (the lock-free engine,
     which keeps m itself, does the latter). How many numbers travel varies; no contraction can be promised (delta = 0: a
     vector of small numbers is wholly kept back).
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> HardThreshold(2.0)(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [4.0, 0.0, 0.0, -3.0]
     """
 
     tau: Number
@@ -79,6 +85,12 @@ class Strom(Compressor):
     Meant for `MemSGD`, which keeps the remainder x - sign(x) * tau. The threshold is in gradient units, as that of
     `HardThreshold`: with a step size s an update of s tau is sent. No contraction can be promised (delta = 0). The
     paper sends where |x| > tau; |x| = tau is sent too here (as in MXNet), so that a remainder never stays at tau.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> Strom(2.0)(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [2.0, 0.0, 0.0, -2.0]
     """
 
     tau: Number

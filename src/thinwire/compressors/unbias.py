@@ -24,6 +24,12 @@ class Unbias(Unbiased):
     """Q(x) = (d/k) rand_k(x): E Q(x) = x, with variance omega = d/k - 1. The inverse of `Contractive`.
 
     Each coordinate is kept with probability k/d, so that E|Q(x) - x|^2 = (d/k - 1) |x|^2 exactly.
+
+    >>> import torch
+    >>> from thinwire import Key, Layout, RandK
+    >>> x, layout = torch.tensor([4.0, -1.0, 0.5, -3.0]), Layout.of([("x", 0, (4,))])
+    >>> Unbias(RandK(0.5))(x, layout, Key()).decode(layout, x.dtype).tolist()
+    [0.0, -2.0, 1.0, 0.0]
     """
 
     compressor: RandK

@@ -64,6 +64,20 @@ def simulate(
     Where the problem knows its smoothness (`FiniteSum`), a constant step size beyond all theorems of the rule is a
     `StepSizeWarning` with the bound. `beyond_theory=True` says that it is meant so: nothing is warned of, and the
     eigenvalues for the bound, up to seconds once a problem, are not computed.
+
+    >>> import torch
+    >>> class Pull:
+    ...     workers = 3
+    ...     def start(self):
+    ...         return {"x": torch.zeros(2)}
+    ...     def gradient(self, worker, x, step):
+    ...         return {"x": x["x"] - worker}
+    ...     def loss(self, x):
+    ...         return float((x["x"] - 1).square().sum() / 2)
+    ...
+    >>> run = simulate(Pull(), "ef21(topk(count=1))", steps=100, step_size=0.2)
+    >>> round(run.losses[0], 3), round(run.losses[-1], 3)
+    (1.0, 0.0)
     """
     if steps < 0 or every < 1:
         raise ConfigError(f"simulate needs steps >= 0 and every >= 1, got {steps} and {every}")

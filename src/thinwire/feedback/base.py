@@ -22,7 +22,12 @@ State = Mapping[str, Tensor]
 
 
 class Need(Enum):
-    """What a rule asks of the engine that drives it."""
+    """What a rule asks of the engine that drives it.
+
+    >>> from thinwire import MemSGD, TopK
+    >>> [need.value for need in MemSGD(TopK(0.01)).needs]
+    ['the step size of every parameter']
+    """
 
     STEP_SIZE = "the step size of every parameter"
     MOMENTS = "the second moments of per-sample gradients"
@@ -66,7 +71,15 @@ class Signal:
 
 @dataclass(frozen=True)
 class Round:
-    """What all workers have said this step about the parameters of one layout."""
+    """What all workers have said this step about the parameters of one layout.
+
+    >>> import torch
+    >>> from thinwire import Key
+    >>> from thinwire.payload import Dense
+    >>> round = Round([Dense(torch.ones(2)), Dense(torch.zeros(2))], Key().shared())
+    >>> len(round.payloads), round.first
+    (2, False)
+    """
 
     payloads: Sequence[Payload]
     """In rank order."""
@@ -77,7 +90,13 @@ class Round:
 
 
 class Feedback(Named, ABC):
-    """A rule: frozen; all state is passed in and changed in place."""
+    """A rule: frozen; all state is passed in and changed in place.
+
+    >>> from thinwire import EF21, TopK
+    >>> rule = EF21(TopK(0.01))
+    >>> str(rule), [slot.name for slot in rule.slots]
+    ('ef21(topk(0.01))', ['local', 'mean'])
+    """
 
     compressor: Compressor
     owes: ClassVar[tuple[str, ...]] = ()

@@ -24,6 +24,13 @@ class EF21(Increments):
     `start` is g_i at the beginning: the first gradient (sent whole, once), its compression, or zero. Step sizes lie
     outside the state, so schedules need no care. On mini-batches this is EF21-SGD (Fatkhullin et al. 2021): the noise
     leaves a floor that neither the step size nor more workers remove; see `EF21SGDM` and `EF21PAGE`.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21(TopK(count=1), start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

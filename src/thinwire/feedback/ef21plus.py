@@ -26,6 +26,13 @@ class EF21Plus(Feedback):
 
     One flag bit a parameter says which. A replaced g_i is no increment, so every rank holds all n of them: n times
     the model in memory. The theory asks for a deterministic compressor.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21Plus(TopK(count=1), start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

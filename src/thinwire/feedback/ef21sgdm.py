@@ -27,6 +27,13 @@ class EF21SGDM(Increments):
 
     eta is the weight of the new gradient (torch's momentum beta is 1 - eta); v_i starts as the first gradient. Run
     the optimizer without momentum of its own: the smoothing is done here, before compression, where it helps.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21SGDM(TopK(count=1), eta=0.5, start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

@@ -26,6 +26,14 @@ class Hybrid(Criterion):
     At most one tau a number and step: a large remainder takes several. v is corrected by the r before the subtraction,
     as if all of r came from one sample; where |r| <= (alpha + sqrt(alpha^2 - alpha)) tau that leaves nothing of it.
     Others write alpha first, so it is given by name: `Hybrid(0.01, alpha=2)` is `Hybrid(alpha=2, tau=0.01)`.
+
+    >>> import torch
+    >>> from thinwire import Simulation
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> moments = [{"x": torch.tensor([1.0, 4.0, 9.0])}] * 2
+    >>> simulation = Simulation({"x": torch.zeros(3)}, Hybrid(2.0, alpha=1.0), workers=2)
+    >>> [simulation.exchange(gradients, moments=moments)["x"].tolist() for _ in range(3)]
+    [[1.0, 0.0, 0.0], [2.0, 1.0, 1.0], [2.0, 1.0, 1.0]]
     """
 
     tau: Number

@@ -42,6 +42,13 @@ class MemSGD(Feedback):
     The mass s e in update units is thus untouched by any schedule, for each parameter group by its own step size. An
     optimizer with momentum keeps gradients across steps, and with them e's of a smaller step size: where the step size
     rises steeply again (warm restarts), use it without momentum, or another rule.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, MemSGD(TopK(count=1)), workers=2)
+    >>> [simulation.exchange(gradients, step_sizes={"x": 0.1})["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [4.0, 0.0, 0.0], [0.0, 3.0, 3.0]]
     """
 
     compressor: Compressor

@@ -20,6 +20,13 @@ class Plain(Feedback):
 
     Sound for unbiased compressors (QSGD, natural); with a biased one it may not converge, which is what the other
     rules mend.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, Plain(TopK(count=1)), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(2)]
+    [[2.0, 0.0, 1.5], [2.0, 0.0, 1.5]]
     """
 
     compressor: Compressor

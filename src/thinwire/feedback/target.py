@@ -25,6 +25,10 @@ class Target(Named):
     than was asked for: of 100 asked for, noise gave 100.0 with 2,000 numbers and 98.7 with 20, at a gain of 0.03 100.0
     and 93.5 (1,500 steps after as many). Each worker moves its own alpha, which is saved with its state as one number a
     parameter.
+
+    >>> from thinwire import VGC
+    >>> str(VGC(Target(100)))
+    'vgc(target(100))'
     """
 
     ratio: float

@@ -32,6 +32,14 @@ class VGC(Criterion):
     not in S; `drop_small=True` is the paper's text to the letter, which loses it. `values` are those of `TopK`;
     `positions="word"` packs 28 bits of position and 4 of value into words, as the paper counts them, in place of the
     shorter code. `alpha` may be a `Warmup`, or a `Target` that holds a ratio.
+
+    >>> import torch
+    >>> from thinwire import Simulation
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> moments = [{"x": torch.tensor([1.0, 4.0, 9.0])}] * 2
+    >>> simulation = Simulation({"x": torch.zeros(3)}, VGC(alpha=1.0), workers=2)
+    >>> [simulation.exchange(gradients, moments=moments)["x"].tolist() for _ in range(3)]
+    [[3.0, 0.0, 0.0], [3.0, 2.0, 2.0], [3.0, 0.0, 0.0]]
     """
 
     alpha: Number | Target = 1.5

@@ -57,6 +57,18 @@ def attach(
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
     do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes in place of
     the all-gather of the model's process group (`thinwire.exchange.Exchange` says what it must offer).
+
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ddp = DistributedDataParallel(torch.nn.Linear(10, 1))
+    >>> optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    >>> handle = attach(ddp, "memsgd(topk(0.1))", optimizer)
+    >>> ddp(torch.ones(4, 10)).mean().backward()  # .grad now holds what was exchanged: 1 weight of 10, and the bias
+    >>> ddp.module.weight.grad.count_nonzero().item()
+    1
+    >>> dist.destroy_process_group()
     """
     module = unwrapped(ddp)
     carrier: Exchange = Group(module.process_group) if exchange is None else exchange

@@ -31,6 +31,13 @@ class CLAG(Increments):
 
     decided for each parameter; one bit says which are sent. With the identity for C this is LAG (Chen et al. 2018):
     `clag(identity(), zeta=...)`. With zeta = 0 it is EF21. y_i is the last gradient, whatever samples it was taken on.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, CLAG(TopK(count=1), zeta=4.0, start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

@@ -23,6 +23,13 @@ class EControl(Increments):
         sum_i h_i
 
     Theory takes eta = delta / 400; in practice it is tuned, 0.1 being common. h_i is the `local` slot.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EControl(TopK(count=1), eta=0.5, start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.5, 1.5, 1.5], [3.25, 1.5, 2.5]]
     """
 
     compressor: Compressor

@@ -28,6 +28,14 @@ class EF21BC(Increments):
 
     b is what a server would broadcast. Here every rank has all c_i and makes the same b by a shared key, so nothing
     more travels. After the start with whole gradients g is m.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> rule = EF21BC(TopK(count=1), TopK(count=1), start="compressed")
+    >>> simulation = Simulation({"x": torch.zeros(3)}, rule, workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 0.0], [2.0, 0.0, 1.5], [3.0, 0.0, 1.5]]
     """
 
     compressor: Compressor

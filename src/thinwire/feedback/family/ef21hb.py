@@ -25,6 +25,13 @@ class EF21HB(Increments):
 
     What torch's SGD(momentum=eta) does with EF21's g, as part of the method. It smooths g after compression, so it does
     not remove the noise floor of mini-batches: `EF21SGDM` does.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21HB(TopK(count=1), eta=0.5, start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [4.0, 1.0, 2.25], [5.0, 1.5, 3.125]]
     """
 
     compressor: Compressor

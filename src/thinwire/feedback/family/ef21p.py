@@ -28,6 +28,13 @@ class EF21P(Feedback):
 
     w = x at the start. Kept is x - w, which takes the step and then loses what is sent. Metrics belong to x; where C
     says little, w may be far from it. In EF21-Muon the inner rule is EF21-SGDM and the step that of `Muon`.
+
+    >>> import torch
+    >>> from thinwire import EF21, Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21P(EF21(TopK(count=1)), TopK(count=1)), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(2)]
+    [[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     rule: Feedback

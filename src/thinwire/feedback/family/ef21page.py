@@ -26,6 +26,13 @@ class EF21PAGE(Increments):
     grad_i and y_i are gradients of one mini-batch, at this point and at the previous one. All workers toss one coin;
     `Channel.wants_full` tells the engine how it falls. The first round is a full one. No message but that of the start
     is dense. The papers take p = tau / (tau + N_i) for batches of tau out of N_i samples.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21PAGE(TopK(count=1), 0.5), workers=2)
+    >>> [simulation.exchange(gradients, previous=gradients)["x"].tolist() for _ in range(3)]
+    [[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

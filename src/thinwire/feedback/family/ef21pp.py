@@ -25,6 +25,14 @@ class EF21PP(Increments):
 
     Each worker tosses a coin of its own in every round; one that stays away keeps its g_i, which still counts in g. All
     take part in the first round.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> rule = EF21PP(TopK(count=1), probability=0.5, start="compressed")
+    >>> simulation = Simulation({"x": torch.zeros(3)}, rule, workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 0.0, 1.5], [3.0, 1.0, 1.5]]
     """
 
     compressor: Compressor

@@ -25,6 +25,13 @@ class EF21SGD2M(Increments):
 
     v_i and u_i start as the first gradient. The second average removes one more term of the noise from the rate, for
     one more vector a worker.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, EF21SGD2M(TopK(count=1), eta=0.5, start="compressed"), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

@@ -29,6 +29,14 @@ class EF21W(Increments):
 
     `smoothness` holds L_i for each worker, in rank order. Every f_i / (n w_i) is then as smooth as their mean. For a
     positively homogeneous C such as top-k the trajectory is EF21's, up to rounding.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> rule = EF21W(TopK(count=1), (0.75, 0.25), start="compressed")
+    >>> simulation = Simulation({"x": torch.zeros(3)}, rule, workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 1.5], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

@@ -27,6 +27,14 @@ class EFBV(Increments):
     lambda = nu = 1 is EF21; an unbiased C with nu = 1 and lambda = 1 / (1 + omega) is DIANA. For an unbiased C the
     theory takes lambda = 1 / (1 + omega) and nu = 1 / (1 + omega / n). h_i is the `local` slot, h the `mean`; the start
     with whole gradients has h_i = grad_i.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> rule = EFBV(TopK(count=1), lam=0.5, nu=1.0, start="compressed")
+    >>> simulation = Simulation({"x": torch.zeros(3)}, rule, workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 0.0, 0.75], [2.0, 1.0, 1.5]]
     """
 
     compressor: Compressor

@@ -27,6 +27,13 @@ class MARINA(Feedback):
     y_i is the gradient of the same samples at the previous point; all workers toss one coin; the first round is a whole
     one. Q must be unbiased; more workers allow larger steps where each draws for itself. Theory takes
     p = 1 / (1 + omega).
+
+    >>> import torch
+    >>> from thinwire import QSGD, Simulation
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, MARINA(QSGD(2), 0.5), workers=2)
+    >>> [simulation.exchange(gradients, previous=gradients)["x"].tolist() for _ in range(3)]
+    [[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     compressor: Unbiased

@@ -27,6 +27,13 @@ class ThreePCv2(Increments):
 
     Q is unbiased, C contractive; both messages travel. y_i is the last gradient, whatever samples it was taken on: C
     mends what Q says of the noise.
+
+    >>> import torch
+    >>> from thinwire import RandK, Simulation, TopK, Unbias
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, ThreePCv2(TopK(count=1), Unbias(RandK(count=1))), workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

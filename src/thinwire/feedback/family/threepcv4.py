@@ -25,6 +25,14 @@ class ThreePCv4(Increments):
         g_i <- g_i + c_i;   g <- g + (1/n) sum_i c_i;   out = g
 
     Two contractions one after the other, with 1 - delta = (1 - delta_1) (1 - delta_2).
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> rule = ThreePCv4(TopK(count=1), TopK(count=1), start="compressed")
+    >>> simulation = Simulation({"x": torch.zeros(3)}, rule, workers=2)
+    >>> [simulation.exchange(gradients)["x"].tolist() for _ in range(3)]
+    [[2.0, 0.0, 1.5], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor

@@ -25,6 +25,13 @@ class ThreePCv5(Increments):
 
     y_i is the gradient of the same samples at the previous point. All workers toss one coin, so that their messages
     have one size.
+
+    >>> import torch
+    >>> from thinwire import Simulation, TopK
+    >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
+    >>> simulation = Simulation({"x": torch.zeros(3)}, ThreePCv5(TopK(count=1), 0.5), workers=2)
+    >>> [simulation.exchange(gradients, previous=gradients)["x"].tolist() for _ in range(3)]
+    [[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]
     """
 
     compressor: Compressor
