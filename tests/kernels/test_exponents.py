@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire import Layout, ops
 from thinwire.ops import reference
-from thinwire.ops.exponents import NO_VALUE
+from thinwire.ops.blocks import NO_VALUE
 
 
 def same(mine: tuple[Tensor, ...], its: tuple[Tensor, ...]) -> None:

@@ -21,8 +21,7 @@ from thinwire.cli.main import app, main
 from thinwire.cli.progress import progress
 from thinwire.errors import SpecError
 from thinwire.training import read_records
-from thinwire.training.config import TORCH_METHODS
-from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.training.config import OPTIMIZERS, SCHEDULES, TORCH_METHODS
 from thinwire.training.tasks import TASKS
 
 QUICK = ["--engine", "sim", "--workers", "2", "--steps", "4", "--evaluations", "2"]

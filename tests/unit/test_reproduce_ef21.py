@@ -167,7 +167,7 @@ def test_least_squares_on_wide_data_is_left_out_or_refused(
 ) -> None:
     """30 rows of 40 columns, where μ is found up to 8: a word where all figures are run, an error where this one is
     asked for."""
-    for module in ("thinwire.theory.spectrum", "thinwire.papers.ef21.settings"):
+    for module in ("thinwire.theory.smoothness", "thinwire.papers.ef21.settings"):
         monkeypatch.setattr(f"{module}.DENSE_SIDE", 8)
     path, record = tmp_path / "wide.txt", tmp_path / "r.jsonl"
     path.write_text("".join(f"{i % 2} {1 + i}:1 40:{i}.5\n" for i in range(30)))

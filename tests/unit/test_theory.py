@@ -38,7 +38,7 @@ from thinwire.problems import file_order, least_squares, load_dataset, logistic_
 from thinwire.problems.constants import constants
 from thinwire.spec import RULES
 from thinwire.theory import Smoothness
-from thinwire.theory.spectrum import largest_eigenvalue, smallest_positive_eigenvalue
+from thinwire.theory.smoothness import largest_eigenvalue, smallest_positive_eigenvalue
 
 EPS = float(np.finfo(np.float64).eps)
 ALPHAS = st.floats(1e-6, 1.0)
@@ -469,6 +469,6 @@ def test_eigenvalues_are_those_of_brute_force(rows: int, columns: int, seed: int
 def test_lanczos_agrees_with_the_dense_route(monkeypatch: pytest.MonkeyPatch) -> None:
     A = np.random.default_rng(0).normal(size=(60, 40))
     dense = largest_eigenvalue(A)
-    monkeypatch.setattr("thinwire.theory.spectrum.DENSE_SIDE", 8)
+    monkeypatch.setattr("thinwire.theory.smoothness.DENSE_SIDE", 8)
     assert largest_eigenvalue(A) == pytest.approx(dense, rel=64 * EPS * 60)
     assert smallest_positive_eigenvalue(A) is None

@@ -13,9 +13,8 @@ import torch
 
 from thinwire.errors import ConfigError, DataError, RecordError, SpecError, ThinwireError
 from thinwire.training import RunConfig, RunRecord, read_records, train
-from thinwire.training.config import comparison, demo_configs
+from thinwire.training.config import OPTIMIZERS, SCHEDULES, comparison, demo_configs, set_learning_rate_
 from thinwire.training.formatting import show_metric
-from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES, set_learning_rate_
 from thinwire.training.recorder import Totals
 from thinwire.training.sections import verdict
 from thinwire.training.summary import summarise

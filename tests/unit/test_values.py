@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
-from thinwire.ops.exponents import NO_VALUE, exponents
+from thinwire.ops.blocks import NO_VALUE, exponents
 from thinwire.payload.message import Reader, join, raw
 from thinwire.payload.values import FORMATS, SIGN_ONLY, ValueFormat, value_format, value_format_of_tag
 

@@ -35,9 +35,8 @@ from thinwire.bench.simulation import (
     simulation_table,
 )
 from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
-from thinwire.cli.console import console, say
+from thinwire.cli.console import check_page, console, say
 from thinwire.cli.options import DATA, THREADS, Force, Page, Plugin, at_least_one, check_command, decimals, integers
-from thinwire.cli.outputs import check_page
 from thinwire.errors import ConfigError
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER

@@ -13,7 +13,7 @@ import typer
 from thinwire.errors import ConfigError
 from thinwire.extras import check_packages
 from thinwire.report.page import PACKAGES
-from thinwire.training.optimizer import OPTIMIZERS, SCHEDULES
+from thinwire.training.config import OPTIMIZERS, SCHEDULES
 from thinwire.training.plugins import load_plugin
 from thinwire.training.tasks import TASKS
 

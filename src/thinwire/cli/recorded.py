@@ -17,9 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 from rich.text import Text
 
-from thinwire.cli.console import INTERRUPTED, console, say
+from thinwire.cli.console import INTERRUPTED, check_outputs, console, noted, say
 from thinwire.cli.options import check_command, record_path
-from thinwire.cli.outputs import check_outputs, noted
 from thinwire.cli.progress import progress
 from thinwire.errors import ConfigError
 from thinwire.papers import read_sections

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.console import console, say
+from thinwire.cli.console import check_page, console, noted, say
 from thinwire.cli.options import check_command
-from thinwire.cli.outputs import check_page, noted
 from thinwire.papers import read_sections
 from thinwire.report.destination import check_distinct
 from thinwire.report.page import write_page

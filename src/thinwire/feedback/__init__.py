@@ -20,9 +20,9 @@ from thinwire.feedback.family.ef21sgd2m import EF21SGD2M as EF21SGD2M
 from thinwire.feedback.family.ef21w import EF21W as EF21W
 from thinwire.feedback.family.efbv import EFBV as EFBV
 from thinwire.feedback.family.marina import MARINA as MARINA
-from thinwire.feedback.family.threepcv2 import ThreePCv2 as ThreePCv2
-from thinwire.feedback.family.threepcv4 import ThreePCv4 as ThreePCv4
-from thinwire.feedback.family.threepcv5 import ThreePCv5 as ThreePCv5
+from thinwire.feedback.family.threepc import ThreePCv2 as ThreePCv2
+from thinwire.feedback.family.threepc import ThreePCv4 as ThreePCv4
+from thinwire.feedback.family.threepc import ThreePCv5 as ThreePCv5
 from thinwire.feedback.hybrid import Hybrid as Hybrid
 from thinwire.feedback.memsgd import MemSGD as MemSGD
 from thinwire.feedback.plain import Plain as Plain
@@ -30,7 +30,7 @@ from thinwire.feedback.route import Route as Route
 from thinwire.feedback.route import Rule as Rule
 from thinwire.feedback.route import as_rule as as_rule
 from thinwire.feedback.route import rule_of as rule_of
-from thinwire.feedback.target import Target as Target
+from thinwire.feedback.variance_criterion import Target as Target
 from thinwire.feedback.vgc import VGC as VGC
 
 ALL: tuple[type[Feedback], ...] = (

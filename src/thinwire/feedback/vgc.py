@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from thinwire.errors import AttachError, ConfigError
 from thinwire.feedback.base import Signal, State
-from thinwire.feedback.target import Target
-from thinwire.feedback.variance_criterion import Criterion, check_criterion
+from thinwire.feedback.variance_criterion import Criterion, Target, check_criterion
 from thinwire.layout import Layout
 from thinwire.ops import Key, variance_
 from thinwire.payload import Payload, Sparse, SparseWords

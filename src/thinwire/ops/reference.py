@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.ops.blocks import level_factors, piece_of, spread
-from thinwire.ops.exponents import NO_VALUE, exponents, power
+from thinwire.ops.blocks import NO_VALUE, exponents, level_factors, piece_of, power, spread
 from thinwire.ops.keys import random_bits, uniform
 from thinwire.ops.precision import Product
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import exponent_codes, exponent_values, nearest_powers, pack_bits, unpack_bits
-from thinwire.ops.blocks import piece_of
-from thinwire.ops.exponents import exponents, power
+from thinwire.ops.blocks import exponents, piece_of, power
 from thinwire.payload.message import Chunk, Reader, raw
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"

@@ -6,12 +6,15 @@ checked neither against the paper nor by a proof.
 
 from thinwire.theory.admissible import Admissible as Admissible
 from thinwire.theory.admissible import Case as Case
+from thinwire.theory.admissible import Recursion as Recursion
 from thinwire.theory.admissible import admissible as admissible
 from thinwire.theory.admissible import compressor_of as compressor_of
 from thinwire.theory.admissible import covered as covered
+from thinwire.theory.admissible import markov as markov
 from thinwire.theory.admissible import method_recursion as method_recursion
 from thinwire.theory.admissible import recursion_of as recursion_of
 from thinwire.theory.admissible import steps_of as steps_of
+from thinwire.theory.admissible import young as young
 from thinwire.theory.contraction import bias_and_variance as bias_and_variance
 from thinwire.theory.contraction import check_count as check_count
 from thinwire.theory.contraction import check_counts as check_counts
@@ -33,10 +36,6 @@ from thinwire.theory.ef21 import tight_lyapunov as tight_lyapunov
 from thinwire.theory.ef21 import tight_rate as tight_rate
 from thinwire.theory.ef21 import tight_step as tight_step
 from thinwire.theory.ef21 import weighted_smoothness as weighted_smoothness
-from thinwire.theory.efbv import EFBVConstants as EFBVConstants
-from thinwire.theory.recursion import Recursion as Recursion
-from thinwire.theory.recursion import markov as markov
-from thinwire.theory.recursion import young as young
 from thinwire.theory.smoothness import Smoothness as Smoothness
 from thinwire.theory.smoothness import least_squares_pl as least_squares_pl
 from thinwire.theory.smoothness import linear_model_smoothness as linear_model_smoothness
@@ -57,6 +56,7 @@ from thinwire.theory.three_point import three_point_v1 as three_point_v1
 from thinwire.theory.three_point import three_point_v2 as three_point_v2
 from thinwire.theory.three_point import three_point_v4 as three_point_v4
 from thinwire.theory.three_point import three_point_v5 as three_point_v5
+from thinwire.theory.variants import EFBVConstants as EFBVConstants
 from thinwire.theory.variants import econtrol_eta as econtrol_eta
 from thinwire.theory.variants import ef21_bc_step as ef21_bc_step
 from thinwire.theory.variants import ef21_hb_step as ef21_hb_step

@@ -1,10 +1,8 @@
-"""Admissible step sizes of a method on a problem: every theorem that covers it, with its formula and source.
-
-Each rule's theorems are registered where their formulas stand: by `@steps_of(EF21)`, θ and β by `@recursion_of(EF21)`.
-"""
+"""Admissible step sizes of a method on a problem: every theorem that covers it, and the recursion it follows from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,8 +14,59 @@ from thinwire.errors import ConfigError
 from thinwire.feedback import Feedback, Rule
 from thinwire.spec import rule_from
 from thinwire.theory.contraction import contraction, independent_draws
-from thinwire.theory.recursion import Recursion, markov
 from thinwire.theory.smoothness import Smoothness
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """θ and β of a method, where G = (1/n) Σ ‖gᵢ − ∇fᵢ(x)‖² is how far the workers' estimates lie from their gradients.
+
+    The 3PC paper writes A and B.
+    """
+
+    theta: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.theta <= 1 and 0 <= self.beta < math.inf):
+            raise ConfigError(f"a recursion needs theta in (0, 1] and beta >= 0, got {self.theta} and {self.beta}")
+
+    @property
+    def ratio(self) -> float:
+        """√(β/θ): how much of L̃ an admissible step size pays for compression."""
+        return math.sqrt(self.beta / self.theta)
+
+
+def young(alpha: float) -> float:
+    """s* = 1/√(1 − α) − 1, the parameter of Young's inequality that makes β/θ least; infinite at α = 1."""
+    _check_alpha(alpha)
+    return math.inf if alpha == 1 else 1 / math.sqrt(1 - alpha) - 1
+
+
+def markov(alpha: float, s: float | None = None) -> Recursion:
+    """EF21's recursion: θ = 1 − (1 − α)(1 + s), β = (1 − α)(1 + 1/s)   (Richtárik et al. 2021).
+
+    At s* = `young(α)`: θ = 1 − √(1 − α), β = (1 − α)/θ and √(β/θ) = (1 + √(1 − α))/α − 1. At α = 1 nothing is lost:
+    θ = 1, β = 0.
+
+    >>> f"{markov(1 / 123).ratio:.3f}"
+    '244.499'
+    """
+    _check_alpha(alpha)
+    if alpha == 1:
+        return Recursion(1.0, 0.0)
+    if s is None:
+        theta = alpha / (1 + math.sqrt(1 - alpha))  # = 1 − √(1 − α), without its cancellation at small α
+        return Recursion(theta, (1 - alpha) / theta)
+    if not 0 < s < alpha / (1 - alpha):
+        raise ConfigError(f"s must lie in (0, {alpha / (1 - alpha):.3g}) for alpha = {alpha:g}, got {s}; best is s*")
+    return Recursion(1 - (1 - alpha) * (1 + s), (1 - alpha) * (1 + 1 / s))
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha <= 1:
+        raise ConfigError(f"a contraction's alpha lies in (0, 1], got {alpha}")
+
 
 BELLS, MEMORY = "Fatkhullin et al. 2021", "recalled"
 """Where several theorems stand, and how those are marked that could be checked against no paper."""

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
 from thinwire.feedback import EF21, EF21W, EF21Plus, MemSGD
-from thinwire.theory.admissible import BELLS, Admissible, Case, ef21_recursion, recursion_of, steps_of
+from thinwire.theory.admissible import BELLS, Admissible, Case, Recursion, ef21_recursion, recursion_of, steps_of
 from thinwire.theory.contraction import is_deterministic
-from thinwire.theory.recursion import Recursion
 from thinwire.theory.stochastic import ef21_sgd_step, stochastic_markov
 
 Matrix = NDArray[np.float64]

@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
 from thinwire.feedback import EF21PAGE, EF21SGD2M, EF21SGDM
-from thinwire.theory.admissible import BELLS, MEMORY, Admissible, Case, ef21_recursion, recursion_of, steps_of
-from thinwire.theory.recursion import Recursion
+from thinwire.theory.admissible import (
+    BELLS,
+    MEMORY,
+    Admissible,
+    Case,
+    Recursion,
+    ef21_recursion,
+    recursion_of,
+    steps_of,
+)
 
 Vector = NDArray[np.float64]
 

@@ -13,10 +13,9 @@ from typing import Any
 from thinwire.compressors import Identity
 from thinwire.errors import ConfigError
 from thinwire.feedback import CLAG, MARINA, ThreePCv2, ThreePCv4, ThreePCv5
-from thinwire.theory.admissible import Admissible, Case, recursion_of, steps_of
+from thinwire.theory.admissible import Admissible, Case, Recursion, markov, recursion_of, steps_of
 from thinwire.theory.contraction import contraction, variance
 from thinwire.theory.ef21 import theorems
-from thinwire.theory.recursion import Recursion, markov
 
 
 @steps_of(CLAG, ThreePCv2, ThreePCv4, ThreePCv5, MARINA)

@@ -17,10 +17,9 @@ from thinwire.engines.needs import check_one_backward
 from thinwire.feedback import Rule
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
-from thinwire.training.config import TORCH_METHODS, RunConfig
+from thinwire.training.config import OPTIMIZERS, TORCH_METHODS, RunConfig, set_learning_rate_
 from thinwire.training.gradients import ByName, SeparatePasses, SimulatedWorkers
 from thinwire.training.joined_pass import JoinedPass, can_join
-from thinwire.training.optimizer import OPTIMIZERS, set_learning_rate_
 from thinwire.training.recorder import Totals
 from thinwire.training.tasks import Batch, Task
 

@@ -4,11 +4,11 @@ An update is called as `update(x, g, size)` with tensors by name and changes x i
 call it after `backward()` in place of `optimizer.step()`: every rank has the same g, so every rank takes the same step.
 """
 
-from thinwire.updates.proximal import L1 as L1
-from thinwire.updates.proximal import Box as Box
-from thinwire.updates.proximal import Proximal as Proximal
-from thinwire.updates.proximal import Regulariser as Regulariser
+from thinwire.updates.steps import L1 as L1
+from thinwire.updates.steps import Box as Box
 from thinwire.updates.steps import Descent as Descent
 from thinwire.updates.steps import Muon as Muon
 from thinwire.updates.steps import Normalised as Normalised
+from thinwire.updates.steps import Proximal as Proximal
+from thinwire.updates.steps import Regulariser as Regulariser
 from thinwire.updates.steps import Update as Update

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
-from thinwire.ops.blocks import piece_ends
+from thinwire.ops.blocks import HIGHEST, LOWEST, NO_VALUE, floor_log2, piece_ends
 from thinwire.ops.cpu.bit_fields import GROUP, join, split
 from thinwire.ops.cpu.compiler import compiled
 from thinwire.ops.cpu.threads import bounds, in_parallel
-from thinwire.ops.exponents import HIGHEST, LOWEST, NO_VALUE, floor_log2
 
 BIAS, FRACTION = 1023, 52
 """Of a float64."""

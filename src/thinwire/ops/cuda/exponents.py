@@ -20,9 +20,9 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
+from thinwire.ops.blocks import HIGHEST, LOWEST, NO_VALUE, floor_log2
 from thinwire.ops.cuda.launch import Launcher, aligned, float32_in_one_stretch, launcher
 from thinwire.ops.cuda.topk_kernels import MAGNITUDE, piece_of
-from thinwire.ops.exponents import HIGHEST, LOWEST, NO_VALUE, floor_log2
 
 BLOCK = 1024
 """Values of one program."""

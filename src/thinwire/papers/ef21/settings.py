@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.problems.datasets import BREAST_CANCER, data_folder, stem
-from thinwire.theory.spectrum import DENSE_SIDE
+from thinwire.theory.smoothness import DENSE_SIDE
 
 WORKERS = 20
 TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7)
