@@ -34,6 +34,20 @@ def register(kind: Kind) -> Kind:
     checkpoints then know the class by its `name` and by its Python name. A format is known by its `tag` as soon as its
     class is there; to register it says so, and checks it. To register a class twice, or one that was defined anew in
     the same place (as in a notebook), is harmless.
+
+    >>> from dataclasses import dataclass
+    >>> from thinwire import TopK, parse
+    >>> from thinwire.authoring import Compressor
+    >>> @register
+    ... @dataclass(frozen=True)
+    ... class Largest(Compressor):
+    ...     name = "largest"
+    ...     def __call__(self, x, layout, key):
+    ...         return TopK(count=1)(x, layout, key)
+    ...     def delta(self, numel):
+    ...         return 1 / numel
+    >>> parse("memsgd(largest())")
+    MemSGD(compressor=Largest())
     """
     if not (isinstance(kind, type) and issubclass(kind, (Compressor, Feedback, Payload))):
         raise ConfigError(f"register takes a class of a compressor, a rule or a payload, got {kind!r}")
