@@ -20,7 +20,6 @@ MODULES = {
     "checks": "of numbers for all, and of a linear model's arguments",
     "claims": PAPER,
     "ef21": THEORY,
-    "efbv": THEORY,
     "exponents": KERNEL,
     "lockfree": f"an alias for code that imports the engine's old place; {MEASURED}",
     "plan": "how moments are taken, and what linear's threads do: both are plans",
@@ -33,7 +32,6 @@ MODULES = {
     "settings": PAPER,
     "simulation": MEASURED,
     "state": "a checkpoint's, and the linear engine's",
-    "steps": "of an estimator, and of an update",
     "train": "the command, and what it does",
     "variance": KERNEL,
     "wire": f"{KERNEL}; {MEASURED}",
@@ -42,7 +40,6 @@ MODULES = {
 CLASSES = {
     "Arrival": "of a bucket, and of a layer's moments",
     "Plan": "how moments are taken, and how a GPU correlates: two packages that never meet",
-    "Regulariser": "a problem's, and a proximal step's",
     "Slot": "of a rule's state, and of a layer's moments",
 }
 """Public class names that are used twice, each with the reason."""

@@ -79,6 +79,7 @@ def test_what_cannot_be_named_is_refused() -> None:
 
 
 def test_the_file_passes_mypy_strict() -> None:
+    pytest.importorskip("mypy")
     file = Path(__file__).with_name("authored.py")
     command = [sys.executable, "-m", "mypy", "--strict", str(file)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)

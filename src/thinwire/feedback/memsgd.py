@@ -41,7 +41,8 @@ class MemSGD(Feedback):
 
     The mass s e in update units is thus untouched by any schedule, for each parameter group by its own step size. An
     optimizer with momentum keeps gradients across steps, and with them e's of a smaller step size: where the step size
-    rises steeply again (warm restarts), use it without momentum, or another rule.
+    rises steeply again (warm restarts), use it without momentum, or another rule. The paper's lock-free form for linear
+    models is `thinwire.linear`, its experiments are in `thinwire.papers.memsgd`.
 
     >>> import torch
     >>> from thinwire import Simulation, TopK

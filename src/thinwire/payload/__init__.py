@@ -1,4 +1,12 @@
-"""Message formats: each decodes itself, and packs to exactly the bytes that travel."""
+"""Message formats: each decodes itself, and packs to exactly the bytes that travel.
+
+    tags 0, 1        Empty, Dense                      dense.py
+    tags 2, 3, 8     Sparse, Masked, SparseWords       sparse.py
+    tags 4, 5, 6     Signs, Levels, Powers             quantised.py
+    tags 7, 9, 10    Flagged, Sum, Partial             nested.py
+
+`letter.py` says which bytes stand around them.
+"""
 
 from __future__ import annotations
 

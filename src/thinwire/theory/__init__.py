@@ -1,7 +1,7 @@
 """The papers' theory as functions: constants of compressors and problems, step sizes, bounds, Lyapunov functions.
 
-Every formula carries the paper that states it. *(recalled)* marks one that was written down from memory and could be
-checked neither against the paper nor by a proof.
+Every formula carries the paper that states it. *(recalled)* marks one that is checked neither
+against the paper nor by a proof.
 """
 
 from thinwire.theory.admissible import Admissible as Admissible
