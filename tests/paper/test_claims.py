@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 
 import numpy as np
-from tests.paper.runs import Vector, ours
+import torch
+from tests.paper.runs import Gradient, Vector
 
 from thinwire import EF21, EF21HB, EF21SGDM, Compressor, EF21Plus, Feedback, Identity, MemSGD, Plain, TopK
+from thinwire.engines.crowd import Crowd
 
 LAMBDA = 0.1
+
+
+def iterates(rule: Feedback, gradient: Gradient, x: Vector, size: float, rounds: int, workers: int) -> Iterator[Vector]:
+    """The points of a run with all workers in one call, which gives the bits of n channels in a fifth of the time."""
+    crowd = Crowd({"x": torch.zeros(x.size, dtype=torch.float64)}, rule, workers, seed=5, ledger_every=0)
+    yield x
+    for t in range(rounds):
+        stacked = torch.from_numpy(np.stack([gradient(i, x, t) for i in range(workers)]))
+        x = x - size * crowd.exchange({"x": stacked}, size)["x"].numpy()
+        yield x
 
 
 class Logistic:
@@ -43,8 +56,8 @@ class Logistic:
     def reached(self, kind: Callable[[Compressor], Feedback], multiple: float, rounds: int) -> float:
         """The least squared gradient norm of every eighth round, with top-1 and a multiple of theory's step size."""
         size = multiple * self.step_of_theory(1)
-        path = ours(kind(TopK(count=1)), self.gradient, self.start, lambda t: size, rounds, self.workers)
-        return min(self.squared_norm(x) for x in path[::8])
+        path = iterates(kind(TopK(count=1)), self.gradient, self.start, size, rounds, self.workers)
+        return min(self.squared_norm(x) for x in islice(path, 0, None, 8))
 
 
 def test_error_feedback_floors_where_ef21_converges() -> None:
@@ -80,7 +93,7 @@ class Noisy:
 
     def tail(self, rule: Feedback, size: float) -> float:
         """The mean squared norm of f's gradient over the last third of the rounds."""
-        path = ours(rule, self.gradient, np.zeros(self.D), lambda t: size, self.ROUNDS, self.WORKERS)
+        path = [*iterates(rule, self.gradient, np.zeros(self.D), size, self.ROUNDS, self.WORKERS)]
         mean, shift = self.curvature.mean(0), (self.curvature * self.target).mean(0)
         return float(np.mean([np.sum((mean * x - shift) ** 2) for x in path[-self.ROUNDS // 3 :]]))
 
