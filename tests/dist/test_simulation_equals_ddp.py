@@ -130,13 +130,27 @@ def compare(runs: Sequence[Run], size: int, folder: Path) -> None:
     assert not wrong
 
 
+def share(rule: str, size: int) -> list[Run]:
+    """Every other pair of a rule, the rest in the world of another size; in each world one of them accumulates."""
+    number, several = [*MATRIX].index(rule), 3 if rule == "criteria" else 2
+    return [
+        Run(name, accumulate=(1, several)[(place // 2 + number) % 2])
+        for place, name in enumerate(MATRIX[rule])
+        if (place + number) % 2 == size % 2
+    ]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("rule", MATRIX)
 def test_every_rule_and_compressor(rule: str, size: int, tmp_path: Path) -> None:
-    """Over 20 steps, across DDP's rebuilding of its buckets; one in two accumulates, the others in the other world."""
-    several = 3 if rule == "criteria" else 2
-    runs = [Run(name, accumulate=(1, several)[(place + size) % 2]) for place, name in enumerate(MATRIX[rule])]
-    compare(runs, size, tmp_path)
+    """Over 20 steps, across DDP's rebuilding of its buckets."""
+    compare(share(rule, size), size, tmp_path)
+
+
+def test_every_rule_accumulates_and_does_not_in_worlds_of_either_size() -> None:
+    for rule in MATRIX:
+        assert {run.rule for size in (2, 3) for run in share(rule, size)} == set(MATRIX[rule])
+        assert all({run.accumulate > 1 for run in share(rule, size)} == {False, True} for size in (2, 3))
 
 
 @pytest.mark.exhaustive

@@ -37,7 +37,7 @@ WORKERS = 3
 EXHAUSTIVE = pytest.mark.exhaustive
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
 each_memory = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, MemSGD)], ids=str)
-each_increment = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, Increments)], ids=str)
+INCREMENTS = [rule for rule in METHODS if isinstance(rule, Increments)]
 Stream = list[list[Tensor]]
 
 
@@ -150,7 +150,7 @@ def test_nothing_unambiguous_or_not_is_lost(rule: Criterion, data: st.DataObject
     assert ((sent + kept - given_).abs() <= 32 * eps(torch.float64) * len(stream) * mass).all()
 
 
-@each_increment
+@each_third(INCREMENTS, 0)
 @settings(max_examples=4)
 @given(data=st.data(), layout=st.sampled_from(LAYOUTS))
 def test_the_mean_is_the_mean_of_the_locals(rule: Increments, data: st.DataObject, layout: Layout) -> None:

@@ -212,7 +212,12 @@ def test_traffic_of_a_ring() -> None:
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "methods", [["dense", RULE, "memsgd(randk(0.05, shared=True))"], ["fp16", "ef21sgdm(topk(0.01))"]], ids=len
+    "methods",
+    [
+        ["fp16", "memsgd(randk(0.05, shared=True))"],
+        pytest.param(["dense", RULE, "ef21sgdm(topk(0.01))"], marks=pytest.mark.exhaustive),
+    ],
+    ids=len,
 )
 def test_real_processes_and_the_simulation_give_equal_losses_and_bytes(methods: list[str], tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
