@@ -24,6 +24,7 @@ from thinwire import (
     MARINA,
     QSGD,
     VGC,
+    ChunkTopK,
     Compressor,
     Contractive,
     EControl,
@@ -48,7 +49,9 @@ from thinwire import (
     Warmup,
 )
 
-VALUES = ("full", "float32", "bfloat16", "float16", "exponent4")
+VALUES = ("full", "float32", "bfloat16", "float16", "exponent4", "bins2")
+COUNTED = VALUES[:4]
+"""Those that write every number they are given."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,12 @@ COMPRESSOR_ENTRIES = (
         ddp=["topk(0.1)"],
     ),
     CompressorEntry(
+        ChunkTopK,
+        laws=[ChunkTopK(0.1, chunk=8), ChunkTopK(0.3, chunk=5, values="bins2"), ChunkTopK(Warmup(0.9, 0.05, 5))],
+        wire=[ChunkTopK(0.4, chunk=3), ChunkTopK(0.4, chunk=3, values="bins2")],
+        fuzz=[ChunkTopK(0.1, chunk=16, values="bins2")],
+    ),
+    CompressorEntry(
         RandK,
         laws=[
             RandK(0.2),
@@ -105,7 +114,7 @@ COMPRESSOR_ENTRIES = (
             RandK(0.3, shared=True, values="float16"),
             RandK(count=0.5, shared=True),
         ],
-        fuzz=[RandK(0.3, shared=True, values=name) for name in VALUES[:-1]],
+        fuzz=[RandK(0.3, shared=True, values=name) for name in COUNTED],
         ddp=["randk(0.1)", "randk(0.1, shared=True)"],
     ),
     CompressorEntry(
@@ -181,6 +190,8 @@ RULE_ENTRIES = (
             "memsgd(topk(0.2, values=bfloat16))",
             "memsgd(topk(0.2, values=float16))",
             "memsgd(topk(0.2, values=exponent4))",
+            "memsgd(topk(0.2, values=bins2))",
+            "memsgd(chunktopk(0.25, chunk=8, values=bins2))",
             "memsgd(randk(0.2))",
             "memsgd(randk(0.2, shared=True))",
             "memsgd(randk(count=0.5))",

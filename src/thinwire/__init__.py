@@ -6,6 +6,7 @@ from thinwire import authoring as authoring
 from thinwire.channel import Channel as Channel
 from thinwire.checkpoint import merge_states as merge_states
 from thinwire.compressors import QSGD as QSGD
+from thinwire.compressors import ChunkTopK as ChunkTopK
 from thinwire.compressors import Compressor as Compressor
 from thinwire.compressors import Contractive as Contractive
 from thinwire.compressors import HardThreshold as HardThreshold

@@ -3,6 +3,7 @@
 from thinwire.compressors.base import Compressor as Compressor
 from thinwire.compressors.base import Draws as Draws
 from thinwire.compressors.base import Unbiased as Unbiased
+from thinwire.compressors.chunktopk import ChunkTopK as ChunkTopK
 from thinwire.compressors.identity import Identity as Identity
 from thinwire.compressors.natural import Natural as Natural
 from thinwire.compressors.qsgd import QSGD as QSGD
@@ -17,6 +18,7 @@ from thinwire.compressors.topk import TopK as TopK
 ALL: tuple[type[Compressor], ...] = (
     Identity,
     TopK,
+    ChunkTopK,
     RandK,
     HardThreshold,
     Strom,

@@ -1,4 +1,4 @@
-"""How the numbers of a sparse message are written: full, 16-bit, 4-bit or sign only.
+"""How the numbers of a sparse message are written: full, 16-bit, 4-bit, 2-bit or sign only.
 
 A format rounds first and packs afterwards, so that the sender keeps, in its memory, exactly what the receiver will
 not see.
@@ -14,8 +14,16 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
-from thinwire.ops import exponent_codes, exponent_values, nearest_powers, pack_bits, unpack_bits
-from thinwire.ops.blocks import exponents, piece_of, power
+from thinwire.ops import (
+    exponent_codes,
+    exponent_values,
+    nearest_powers,
+    pack_bits,
+    pack_codes,
+    unpack_bits,
+    unpack_codes,
+)
+from thinwire.ops.blocks import exponents, floor_log2, piece_of, power
 from thinwire.payload.message import Chunk, Reader, raw
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"
@@ -164,6 +172,77 @@ class Exponent4(ValueFormat):
         return 0.75 / numel  # only the largest value is sure to be sent, and it may shrink by half
 
 
+class Bins2(ValueFormat):
+    """A sign and one of two magnitudes: +-lo or +-hi, two means of each piece (SparseLoCo, Sarfi et al. 2025).
+
+    The magnitudes of a piece are split at their mean, then twice at the midpoint of the two means (Lloyd 1982), which
+    come to rest near the split of least error; lo and hi are the float32 means of what lies below and above it. What is
+    smaller than half its mean is not sent: it would be further from what arrives than from zero.
+    """
+
+    name, tag, drops = "bins2", 6, True
+
+    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        pieces, count = piece_of(positions, layout), len(layout.pieces)
+        magnitudes = values.abs().to(torch.float64)
+        split = _means(magnitudes, pieces, count)
+        for _ in range(3):
+            bins = 2 * pieces + (magnitudes > split[pieces])
+            means = _means(magnitudes, bins, 2 * count)
+            low, high = means.view(count, 2).unbind(1)
+            split = torch.where(high > 0, (low + high) / 2, low)
+        narrow = means.clamp(max=torch.finfo(torch.float32).max).to(torch.float32).to(torch.float64)[bins]
+        return torch.where(2 * magnitudes >= narrow, narrow, 0).copysign(values).to(values.dtype)
+
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        pieces = piece_of(positions, layout)
+        bins = _two_magnitudes(rounded, pieces, len(layout.pieces))
+        upper = rounded.abs() > bins[:, 0].to(rounded.dtype)[pieces]
+        return [raw(bins.view(-1)), pack_codes((rounded < 0) + 2 * upper.to(torch.int64), 2)]
+
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        bins = reader.numbers(2 * len(layout.pieces), torch.float32).view(-1, 2)
+        codes = unpack_codes(reader.bits(2 * positions.numel()), 2, positions.numel())
+        pieces = piece_of(positions, layout)
+        magnitudes = bins[pieces, codes >> 1].to(dtype)
+        reader.require((torch.isfinite(bins) & ~torch.signbit(bins)).all() & (magnitudes > 0).all(), _MAGNITUDES)
+        values = torch.where((codes & 1) == 1, -magnitudes, magnitudes)
+        reader.require((_two_magnitudes(values, pieces, len(layout.pieces)) == bins).all(), _MAGNITUDES)
+        return values
+
+    def keeps(self, share: float, numel: int) -> float:
+        return 0.5 / numel  # of one number far above all others, which is alone in its bin, it keeps all
+
+
+_MAGNITUDES = "the magnitudes in a message are not those of its numbers"
+
+
+def _means(magnitudes: Tensor, groups: Tensor, count: int) -> Tensor:
+    """The mean of each group's magnitudes that are not zero; zero of none.
+
+    In whole multiples of 2^-30 of the group's largest power of two: their sums are the same in any order, on any
+    device, and a group of equal float32 numbers has exactly their mean.
+    """
+    largest = torch.zeros(count, dtype=torch.float64, device=magnitudes.device)
+    largest.scatter_reduce_(0, groups, magnitudes, "amax")
+    unit = power(floor_log2(largest).to(torch.int64) - 30, torch.float64)
+    steps = (magnitudes / unit[groups]).to(torch.int64)
+    sums, counts = (
+        torch.zeros(count, dtype=torch.int64, device=magnitudes.device).scatter_add_(0, groups, terms)
+        for terms in (steps, (magnitudes > 0).to(torch.int64))
+    )
+    return sums.to(torch.float64) * unit / counts.clamp(min=1)
+
+
+def _two_magnitudes(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Each group's smaller and larger magnitude as float32; zero in place of one that it does not have."""
+    magnitudes = values.abs().to(torch.float32)
+    highest = torch.zeros(count, dtype=torch.float32, device=values.device)
+    lowest = torch.full_like(highest, torch.inf).scatter_reduce_(0, groups, magnitudes, "amin")
+    highest.scatter_reduce_(0, groups, magnitudes, "amax")
+    return torch.stack([lowest.where(highest > 0, 0), highest.where(highest > lowest, 0)], 1)
+
+
 class SignOnly(ValueFormat):
     """One bit a value: +-t, the same t for the whole message (Strom 2015)."""
 
@@ -188,7 +267,7 @@ class SignOnly(ValueFormat):
 
 
 EXPONENT4, SIGN_ONLY = Exponent4(), SignOnly()
-_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY)
+_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY, Bins2())
 FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY}
 """The formats a user can name."""
 
