@@ -199,10 +199,13 @@ RULE_ENTRIES = (
             "memsgd(strom(1.0))",
             "memsgd(sign(8))",
             "memsgd(contractive(qsgd(3, 16)))",
+            "memsgd(topk(0.1), decay=0.75)",
         ],
         laws=lambda c: [MemSGD(c)],
         over=CONTRACTIONS,
-        states=["memsgd(topk(0.1))", "memsgd(randk(0.1))", "memsgd(strom(0.02))"],
+        alone=[MemSGD(TopK(0.1), decay=0.75), MemSGD(RandK(0.3, shared=True, values="bfloat16"), decay=0.95)],
+        ddp=["memsgd(topk(0.1), decay=0.9)"],
+        states=["memsgd(topk(0.1))", "memsgd(randk(0.1), decay=0.9)", "memsgd(strom(0.02))"],
         fuzz=[
             *(MemSGD(TopK(share, values=name)) for share in (0.5, 0.2, 0.03) for name in VALUES),
             MemSGD(RandK(0.3, shared=True, values="float16")),
@@ -339,6 +342,7 @@ RULE_ENTRIES = (
             "vgc(1.0, values=full)",
             "vgc(target(4), positions=word)",
             "vgc(2.0, zeta=0.9, drop_small=True)",
+            "vgc(1.0, decay=0.75)",
         ],
         alone=[
             VGC(),
@@ -346,15 +350,16 @@ RULE_ENTRIES = (
             VGC(Warmup(0.1, 2.0, 4), values="float16"),
             VGC(Target(20), drop_small=True),
             VGC(2.0, positions="word"),
+            VGC(1.0, decay=0.75),
         ],
-        ddp=["vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full)"],
+        ddp=["vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full, decay=0.9)"],
         states=["vgc(1.0)", "vgc(target(10))", "vgc(target(10), positions=word)"],
         fuzz=[VGC(1.0), VGC(1.0, positions="word")],
     ),
     RuleEntry(
         Hybrid,
-        golden=["hybrid(0.5)"],
-        alone=[Hybrid(0.25), Hybrid(Warmup(0.01, 0.5, 3), alpha=Target(5.0, start=1.0, gain=0.2), zeta=0.9)],
+        golden=["hybrid(0.5)", "hybrid(0.5, decay=0.75)"],
+        alone=[Hybrid(0.25, decay=0.9), Hybrid(Warmup(0.01, 0.5, 3), alpha=Target(5.0, start=1.0, gain=0.2), zeta=0.9)],
         ddp=["hybrid(0.01)"],
         states=["hybrid(0.01)"],
         fuzz=[Hybrid(0.5)],
@@ -375,7 +380,12 @@ FAMILY = [
     for rule in (*(rule for compressor in FEW for rule in entry.laws(compressor) if entry.over), *entry.alone)
 ]
 """The rest of EF21's family, over fewer compressors."""
-METHODS: list[Feedback] = [*(rule for c in CONTRACTIONS for rule in rules(c)), Plain(QSGD(3, 8)), *FAMILY, *CRITERIA]
+METHODS: list[Feedback] = [
+    *(rule for c in CONTRACTIONS for rule in rules(c)),
+    *(rule for entry in RULE_ENTRIES if entry.over is CONTRACTIONS for rule in entry.alone),
+    *FAMILY,
+    *CRITERIA,
+]
 """Every form of every rule that the laws hold for."""
 
 GOLDEN = [
@@ -392,11 +402,14 @@ FUZZ_RULES: list[Feedback | Route] = [
 ]
 
 DDP_PAIRS = {
-    entry.kind.name: [f"{entry.kind.name}({compressor})" for other in COMPRESSOR_ENTRIES for compressor in other.ddp]
+    entry.kind.name: [
+        *(f"{entry.kind.name}({compressor})" for other in COMPRESSOR_ENTRIES for compressor in other.ddp),
+        *entry.ddp,
+    ]
     for entry in RULE_ENTRIES
     if entry.over is CONTRACTIONS
 }
-"""Every rule that takes any contraction, with each compressor."""
+"""Every rule that takes any contraction, with each compressor, and its own forms."""
 DDP_CRITERIA = [text for entry in RULE_ENTRIES if entry.kind in (VGC, Hybrid) for text in entry.ddp]
 DDP_FAMILY = [
     *(text for entry in RULE_ENTRIES if entry.over is FEW for text in entry.ddp),

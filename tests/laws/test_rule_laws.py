@@ -38,6 +38,13 @@ EXHAUSTIVE = pytest.mark.exhaustive
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
 each_memory = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, MemSGD)], ids=str)
 INCREMENTS = [rule for rule in METHODS if isinstance(rule, Increments)]
+EXACT_CRITERIA = [
+    VGC(values="full"),
+    VGC(1.0, drop_small=True, values="full"),
+    VGC(values="full", decay=0.75),
+    Hybrid(0.25),
+    Hybrid(0.25, decay=0.75),
+]
 Stream = list[list[Tensor]]
 
 
@@ -119,35 +126,38 @@ def test_a_route_reads_back_too(compressor: Feedback) -> None:
 def test_nothing_is_lost(rule: MemSGD, data: st.DataObject, layout: Layout, schedule: tuple[float, ...]) -> None:
     """In update units, what was applied plus the mean of what is kept equals what was given, under any schedule.
 
+    But for what a decay is to lose: in each step its share of what waited.
     Each of the t steps rounds a handful of times, relative to what has passed through so far.
     """
     stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
     sim = simulation(rule, layout)
-    applied, given_, mass = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(3))
+    applied, given_, lost, kept, mass = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(5))
     for step, gradients in enumerate(stream):
         size = schedule[step % len(schedule)]
+        lost += (1 - rule.decay) * kept
         applied += size * exchange(sim, layout, gradients, size)
         given_ += size * sum(gradients) / WORKERS
         mass += size * sum(g.abs() for g in gradients)
-    kept = size * sum(slot(sim, worker, "error", layout) for worker in range(WORKERS)) / WORKERS
+        kept = size * sum(slot(sim, worker, "error", layout) for worker in range(WORKERS)) / WORKERS
     scales = mass + mass.max() if mass.numel() else mass  # sign and QSGD round relative to their block's largest number
-    assert ((applied + kept - given_).abs() <= 32 * eps(torch.float64) * len(stream) * scales).all()
+    assert ((applied + kept + lost - given_).abs() <= 32 * eps(torch.float64) * len(stream) * scales).all()
 
 
-@pytest.mark.parametrize("rule", [VGC(values="full"), VGC(1.0, drop_small=True, values="full"), Hybrid(0.25)], ids=str)
+@pytest.mark.parametrize("rule", EXACT_CRITERIA, ids=str)
 @settings(max_examples=20)
 @given(data=st.data(), layout=st.sampled_from(LAYOUTS))
 def test_nothing_unambiguous_or_not_is_lost(rule: Criterion, data: st.DataObject, layout: Layout) -> None:
-    """Where values are not rounded, what was sent plus the mean of what is kept equals what was given."""
+    """Where values are not rounded, what was sent, is kept or (by decay) is lost sums to what was given."""
     stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
     sim = simulation(rule, layout)
-    sent, given_, mass = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(3))
+    sent, given_, lost, kept, mass = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(5))
     for gradients in stream:
+        lost += (1 - rule.decay) * kept
         sent += exchange(sim, layout, gradients)
         given_ += sum(gradients) / WORKERS
         mass += sum(g.abs() for g in gradients)
-    kept = sum(slot(sim, worker, "total", layout) for worker in range(WORKERS)) / WORKERS
-    assert ((sent + kept - given_).abs() <= 32 * eps(torch.float64) * len(stream) * mass).all()
+        kept = sum(slot(sim, worker, "total", layout) for worker in range(WORKERS)) / WORKERS
+    assert ((sent + kept + lost - given_).abs() <= 32 * eps(torch.float64) * len(stream) * mass).all()
 
 
 @each_third(INCREMENTS, 0)

@@ -61,6 +61,26 @@ def test_steps_of_powers_of_two_give_the_papers_iterates_bit_for_bit() -> None:
     assert np.array_equal(ours(MemSGD(TopK(count=K)), problem.gradient, problem.start, halving), theirs)
 
 
+@pytest.mark.parametrize("step", [halving, cosine], ids=["halving", "cosine"])
+@pytest.mark.parametrize("forgets", [0.5, 0.95])
+def test_a_memory_that_decays(forgets: float, step: Callable[[int], float]) -> None:
+    problem = Quadratics()
+    theirs, kept = paper.mem_sgd(problem.gradient, problem.start, WORKERS, paper.top(K), step, STEPS, forgets)
+    memories: list[list[Vector]] = []
+    mine = ours(
+        MemSGD(TopK(count=K), decay=forgets),
+        problem.gradient,
+        problem.start,
+        step,
+        watch=lambda simulation: memories.append(states(simulation, "error")),
+    )
+    whole, _ = paper.mem_sgd(problem.gradient, problem.start, WORKERS, paper.top(K), step, STEPS)
+    assert_moved(mine)
+    assert_close(mine, theirs)
+    assert float(np.abs(step(STEPS - 1) * np.array(memories[-1]) - kept).max()) <= tolerance(theirs)
+    assert float(np.abs(theirs - whole).max()) > 0.01
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["own masks", "shared masks"])
 def test_rand_k(shared: bool) -> None:
     problem = Quadratics()

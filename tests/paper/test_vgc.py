@@ -41,13 +41,14 @@ class Sampled:
         (VGC(1.5, drop_small=True), paper.four_bits, True),
         (VGC(1.0, zeta=0.9, values="full"), paper.as_they_are, True),
         (VGC(2.0, zeta=1.0, positions="word"), paper.four_bits, False),
+        (VGC(1.5, decay=0.75), paper.four_bits, False),
     ],
-    ids=["kept", "to the letter", "full values", "words"],
+    ids=["kept", "to the letter", "full values", "words", "decay"],
 )
 def test_vgc_bit_for_bit(rule: VGC, encode: object, resets_all: bool, noise: float) -> None:
     problem = Sampled(noise)
     theirs, count = paper.vgc(
-        problem.samples, problem.start, WORKERS, cosine, STEPS, rule.alpha, rule.zeta, encode, resets_all
+        problem.samples, problem.start, WORKERS, cosine, STEPS, rule.alpha, rule.zeta, encode, resets_all, rule.decay
     )
     assert 0 < count < WORKERS * STEPS * D
     mine = ours(rule, problem.gradient, problem.start, cosine, STEPS, moment=problem.moment)
@@ -56,12 +57,13 @@ def test_vgc_bit_for_bit(rule: VGC, encode: object, resets_all: bool, noise: flo
 
 
 @pytest.mark.parametrize("tau", [0.25, 0.1])
+@pytest.mark.parametrize("decay", [1.0, 0.75])
 @pytest.mark.parametrize("noise", [1.0, 30.0], ids=["signal", "noise"])
-def test_hybrid(tau: float, noise: float) -> None:
+def test_hybrid(tau: float, decay: float, noise: float) -> None:
     problem, step = Sampled(noise), constant(0.05)
-    theirs, count = paper.hybrid(problem.samples, problem.start, WORKERS, step, STEPS, 2.0, 0.999, tau)
+    theirs, count = paper.hybrid(problem.samples, problem.start, WORKERS, step, STEPS, 2.0, 0.999, tau, decay)
     assert 0 < count < WORKERS * STEPS * D
-    mine = ours(Hybrid(tau), problem.gradient, problem.start, step, STEPS, moment=problem.moment)
+    mine = ours(Hybrid(tau, decay=decay), problem.gradient, problem.start, step, STEPS, moment=problem.moment)
     assert_moved(mine)
     if tau == 0.25:  # a power of two: its products are exact
         assert np.array_equal(mine, theirs)

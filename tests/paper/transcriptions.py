@@ -56,14 +56,19 @@ def plain(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step,
     return np.array(path)
 
 
-def mem_sgd(gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int) -> tuple[Vector, Vector]:
-    """Mem-SGD (Stich et al. 2018, algorithm 1; n workers averaged), in update units; also the memories at the end."""
+def mem_sgd(
+    gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int, decay: float = 1.0
+) -> tuple[Vector, Vector]:
+    """Mem-SGD (Stich et al. 2018, algorithm 1; n workers averaged), in update units; also the memories at the end.
+
+    With a decay as in SparseLoCo (Sarfi et al. 2025): e <- beta e + update before compression.
+    """
     memory = np.zeros((n, x.size))
     path = [x]
     for t in range(steps):
         sent = np.zeros_like(x)
         for i in range(n):
-            p = memory[i] + step(t) * gradient(i, x, t)
+            p = decay * memory[i] + step(t) * gradient(i, x, t)
             g = compress(p, t, i)
             memory[i] = p - g
             sent = sent + g
@@ -185,10 +190,12 @@ def vgc(
     zeta: float,
     encode: Callable[[dict[int, float]], dict[int, float]],
     resets_all: bool,
+    decay: float = 1.0,
 ) -> tuple[Vector, int]:
     """VGC (Tsuzuku et al. 2018, algorithm 1); also how many numbers were sent.
 
     The text resets all that passes the test (`resets_all`); else what the code leaves out counts as not having passed.
+    The text has no decay: with one, a gradient that has waited for t steps counts decay^t.
     """
     r, v = np.zeros((n, x.size)), np.zeros((n, x.size))
     path, count = [x], 0
@@ -197,8 +204,8 @@ def vgc(
         for w in range(n):
             gradients = samples(w, x, t)
             batch = len(gradients)
-            r[w] += gradients.sum(0) / batch
-            v[w] += ((gradients / batch) ** 2).sum(0)
+            r[w] = decay * r[w] + gradients.sum(0) / batch
+            v[w] = decay**2 * v[w] + ((gradients / batch) ** 2).sum(0)
             passed = {i: float(r[w, i]) for i in range(x.size) if r[w, i] ** 2 > alpha * v[w, i]}
             sent = encode(passed)
             count += len(sent)
@@ -214,7 +221,15 @@ def vgc(
 
 
 def hybrid(
-    samples: Samples, x: Vector, n: int, step: Step, steps: int, alpha: float, zeta: float, tau: float
+    samples: Samples,
+    x: Vector,
+    n: int,
+    step: Step,
+    steps: int,
+    alpha: float,
+    zeta: float,
+    tau: float,
+    decay: float = 1.0,
 ) -> tuple[Vector, int]:
     """VGC with Strom's threshold (Tsuzuku et al. 2018, algorithm 2); also how many numbers were sent."""
     r, v = np.zeros((n, x.size)), np.zeros((n, x.size))
@@ -224,8 +239,8 @@ def hybrid(
         for w in range(n):
             gradients = samples(w, x, t)
             batch = len(gradients)
-            r[w] += gradients.sum(0) / batch
-            v[w] += ((gradients / batch) ** 2).sum(0)
+            r[w] = decay * r[w] + gradients.sum(0) / batch
+            v[w] = decay**2 * v[w] + ((gradients / batch) ** 2).sum(0)
             for i in range(x.size):
                 if abs(r[w, i]) > tau and r[w, i] ** 2 > alpha * v[w, i]:
                     s = math.copysign(tau, r[w, i])

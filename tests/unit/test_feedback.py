@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from thinwire import (
     EF21,
     EF21SGDM,
     QSGD,
+    VGC,
     Contractive,
     EControl,
     EF21Plus,
     Feedback,
+    Hybrid,
     Identity,
     Key,
     Layout,
@@ -62,6 +65,26 @@ def test_eta_lies_in_zero_one(kind: Callable[..., Feedback], eta: float) -> None
 def test_eta_of_another_type_is_refused(kind: Callable[..., Feedback]) -> None:
     with pytest.raises(ConfigError):
         kind(TOP1, eta="0.1")
+
+
+@pytest.mark.parametrize("decay", [0, -0.5, 1.01, float("nan"), "0.9", True])
+@pytest.mark.parametrize(
+    "kind",
+    [partial(MemSGD, TOP1), partial(VGC, 1.5), partial(Hybrid, 0.1)],
+    ids=lambda kind: kind.func.name,
+)
+def test_a_decay_outside_its_bounds_is_refused(kind: partial[Feedback], decay: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.func.name} decay must lie in \(0, 1\], got {decay!r}"):
+        kind(decay=decay)
+    assert str(kind(decay=1)) == str(kind())
+
+
+def test_a_memory_fades_before_the_gradient_joins_it() -> None:
+    for ratios, kept in ((None, 2.0), ((2.0,), 4.0)):
+        state = {"error": torch.tensor([4.0, 4, 4, 4])}
+        payload = MemSGD(TOP1, decay=0.5).send(Signal(G.clone(), rescale=ratios), ONE, state, Key())
+        assert payload.decode(ONE, torch.float32).tolist() == [kept + 4, 0, 0, 0]
+        assert state["error"].tolist() == [0, kept + 1, kept - 3, kept + 0.5]
 
 
 @pytest.mark.parametrize("kind", RULES[1:], ids=lambda kind: kind.name)

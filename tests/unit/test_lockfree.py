@@ -501,6 +501,7 @@ def test_bad_samples_are_refused(rows: Any, targets: Any, weights: Any, problem:
         ({"rule": "memsgd(randk(count=151))"}, "more than the 150 coordinates"),
         ({"rule": "ef21(topk(count=1))"}, "the lock-free engine runs memsgd or plain"),
         ({"rule": "memsgd(sign(8))"}, "the lock-free engine runs memsgd or plain"),
+        ({"rule": "memsgd(topk(count=1), decay=0.9)"}, "without decay"),
         ({"rule": "plain(qsgd(4, 8))"}, r"write qsgd\(4, 150\)"),
         ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ({"threads": 1.5}, "a whole number of at least 1, got 1.5"),

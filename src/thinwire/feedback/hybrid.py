@@ -39,6 +39,7 @@ class Hybrid(Criterion):
     _: KW_ONLY
     alpha: Number | Target = 2.0
     zeta: float = 0.999
+    decay: float = 1.0
     name: ClassVar[str] = "hybrid"
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class Hybrid(Criterion):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         r, v = state["total"], state["squares"]
         assert signal.moment is not None  # engines see to what a rule needs
+        self.fade_(state)
         alphas, tau = self.alphas(layout, state, key.step), at(self.tau, key.step)
         chosen, values = variance_strom_(r, v, signal.value, signal.moment, layout, alphas, self.zeta, tau)
         self.steer_(chosen, layout, state)

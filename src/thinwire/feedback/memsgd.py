@@ -19,6 +19,7 @@ from thinwire.feedback.base import (
     check_contraction,
     mean_into,
 )
+from thinwire.feedback.memory import check_decay, decayed
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -44,6 +45,10 @@ class MemSGD(Feedback):
     rises steeply again (warm restarts), use it without momentum, or another rule. The paper's lock-free form for linear
     models is `thinwire.linear`, its experiments are in `thinwire.papers.memsgd`.
 
+    With `decay` d below 1 (not in the paper) the memory fades, e <- d (s_old / s) e + g: each step loses the share
+    1 - d of what waits, which is then never sent. It bounds how old a sent update may be, at about 1 / (1 - d) steps;
+    SparseLoCo (Sarfi et al. 2025) takes 0.95.
+
     >>> import torch
     >>> from thinwire import Simulation, TopK
     >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
@@ -53,6 +58,7 @@ class MemSGD(Feedback):
     """
 
     compressor: Compressor
+    decay: float = 1.0
     name: ClassVar[str] = "memsgd"
     piecewise: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
@@ -61,9 +67,11 @@ class MemSGD(Feedback):
 
     def __post_init__(self) -> None:
         check_compressor(self)
+        check_decay(self.name, self.decay)
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        return self.compressor.take_(state["error"], signal.value, signal.rescale, layout, key)
+        ratios = decayed(signal.rescale, self.decay, layout)
+        return self.compressor.take_(state["error"], signal.value, ratios, layout, key)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)

@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Feedback, Need, Round, Signal, Slot, State, mean_into
+from thinwire.feedback.memory import check_decay
 from thinwire.layout import Layout
 from thinwire.named import Named
 from thinwire.ops.blocks import shares_of
@@ -29,10 +30,14 @@ class Criterion(Feedback):
     q = sum_z c_z^2 over the per-sample gradients c_z that sum to g. With n of them since the last sending this is
     |t| > sqrt(alpha (n - 1) / (n - alpha)) for Student's t of the mean gradient. As r^2 <= n v, alpha must be below the
     number of samples in a worker's batch, or no number could pass in one step.
+
+    With `decay` d below 1 (not in the paper) what waits fades, r <- d r + g and v <- d^2 v + q: older gradients then
+    weigh less in both, and the criterion is still Student's t, of the weighted mean.
     """
 
     alpha: Number | Target
     zeta: float
+    decay: float
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOMENTS})
     owes: ClassVar[tuple[str, ...]] = ("total", "squares")
 
@@ -63,6 +68,12 @@ class Criterion(Feedback):
             return state["alpha"]
         return state["total"].new_full((len(layout.pieces),), at(self.alpha, step))
 
+    def fade_(self, state: State) -> None:
+        """r <- d r, v <- d^2 v."""
+        if self.decay != 1:
+            state["total"].mul_(self.decay)
+            state["squares"].mul_(self.decay * self.decay)
+
     def steer_(self, positions: Tensor, layout: Layout, state: State) -> None:
         """Move alpha towards its target, if it has one, after `positions` were sent."""
         if isinstance(self.alpha, Target):
@@ -70,7 +81,8 @@ class Criterion(Feedback):
 
 
 def check_criterion(rule: Criterion) -> None:
-    """Check alpha and zeta."""
+    """Check alpha, zeta and decay."""
+    check_decay(rule.name, rule.decay)
     if not isinstance(rule.alpha, Target):
         if not is_moving(rule.alpha):
             raise ConfigError(

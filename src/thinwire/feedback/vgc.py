@@ -46,6 +46,7 @@ class VGC(Criterion):
     values: str = "exponent4"
     positions: str = "entropy"
     drop_small: bool = False
+    decay: float = 1.0
     name: ClassVar[str] = "vgc"
 
     def __post_init__(self) -> None:
@@ -63,6 +64,7 @@ class VGC(Criterion):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         r, v = state["total"], state["squares"]
         assert signal.moment is not None  # engines see to what a rule needs
+        self.fade_(state)
         alphas = self.alphas(layout, state, key.step)
         chosen, values, squares = variance_(r, v, signal.value, signal.moment, layout, alphas, self.zeta)
         sent = Sparse.rounded(chosen, values, layout, value_format(self.values), counted=False)

@@ -187,4 +187,5 @@ def _memsgd(case: Case[MemSGD]) -> Iterator[Admissible]:
     """The EF21 paper tunes EF in multiples of EF21's step; a theorem it is for one worker alone, and another one."""
     step = ef21_nonconvex_step(case.smoothness.overall, case.smoothness.quadratic_mean, case.recursion)
     yield Admissible(NO_THEOREM, step, T1, PAPER)
-    yield from _tight(case)
+    if case.rule.decay == 1:
+        yield from _tight(case)

@@ -1,0 +1,25 @@
+"""What rules with a memory of the unsent share: how much of it they keep from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.checks import is_number
+from thinwire.errors import ConfigError
+from thinwire.layout import Layout
+
+
+def check_decay(name: str, decay: float) -> None:
+    """Check the share of a memory that is kept from one step to the next."""
+    if not (is_number(decay) and 0 < decay <= 1):
+        raise ConfigError(
+            f"{name} decay must lie in (0, 1], got {decay!r}: 1 forgets nothing, 0.95 a twentieth in every step; use "
+            "plain to forget all"
+        )
+
+
+def decayed(ratios: Sequence[float] | None, decay: float, layout: Layout) -> Sequence[float] | None:
+    """What a memory is multiplied by, for each piece: the change of the step size, times `decay`."""
+    if decay == 1.0:
+        return ratios
+    return (decay,) * len(layout.pieces) if ratios is None else tuple(decay * ratio for ratio in ratios)
