@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from thinwire import (
     CLAG,
+    DGC,
     EF21,
     EF21BC,
     EF21HB,
@@ -214,6 +215,19 @@ RULE_ENTRIES = (
         ],
     ),
     RuleEntry(
+        DGC,
+        golden=[
+            "dgc(topk(0.1), momentum=0.5)",
+            "dgc(topk(warmup(0.5, 0.1, 10)), momentum=0.5, nesterov=True, masking=False, clip=2.0, decay=0.75)",
+        ],
+        laws=lambda c: [DGC(c), DGC(c, momentum=0.5, nesterov=True, masking=False, clip=0.7, decay=0.9)],
+        over=FEW,
+        alone=[DGC(ScaledSign(), masking=True)],
+        ddp=["dgc(topk(0.1))", "dgc(randk(0.1, shared=True), momentum=0.5, nesterov=True, clip=0.1, decay=0.9)"],
+        states=["dgc(topk(0.1), clip=0.5)"],
+        fuzz=[DGC(TopK(0.2, values="float16"))],
+    ),
+    RuleEntry(
         EF21,
         golden=[
             "ef21(topk(0.1))",
@@ -379,7 +393,7 @@ FAMILY = [
     if entry.over is FEW or entry.kind is MARINA
     for rule in (*(rule for compressor in FEW for rule in entry.laws(compressor) if entry.over), *entry.alone)
 ]
-"""The rest of EF21's family, over fewer compressors."""
+"""The rest of EF21's family and DGC, over fewer compressors."""
 METHODS: list[Feedback] = [
     *(rule for c in CONTRACTIONS for rule in rules(c)),
     *(rule for entry in RULE_ENTRIES if entry.over is CONTRACTIONS for rule in entry.alone),

@@ -22,6 +22,7 @@ from thinwire.engines.ddp import attach as attach
 from thinwire.engines.simulate import simulate as simulate
 from thinwire.engines.simulation import Simulation as Simulation
 from thinwire.feedback import CLAG as CLAG
+from thinwire.feedback import DGC as DGC
 from thinwire.feedback import EF21 as EF21
 from thinwire.feedback import EF21BC as EF21BC
 from thinwire.feedback import EF21HB as EF21HB

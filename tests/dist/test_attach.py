@@ -54,6 +54,8 @@ def mismatches(rank: int, size: int) -> dict[str, str]:
     found["full gradients"] = refusal(ddp, thinwire.EF21PAGE(top, 0.1), sgd(ddp))
     found["a model to broadcast"] = refusal(ddp, thinwire.EF21P(thinwire.EF21(top), top), sgd(ddp))
     found["weights of three"] = refusal(ddp, thinwire.EF21W(top, (1.0, 2.0, 3.0)), sgd(ddp))
+    heavy = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    found["momentum twice"] = refusal(ddp, thinwire.DGC(top), heavy)
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(9, 3, sparse=True)))
     found["sparse gradients"] = refusal(sparse, thinwire.EF21(thinwire.TopK(0.1)), sgd(sparse))
     waves = DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64))
@@ -84,6 +86,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("full gradients", ["ef21page(", "one backward pass", "ef21sgdm"]),
         ("a model to broadcast", ["ef21p(", "no model is sent", "the rule within it"]),
         ("weights of three", ["smoothness of 3 workers", "this run has 2"]),
+        ("momentum twice", ["dgc(topk(0.1))", "'0.weight'", "SGD with momentum=0"]),
         ("a scaler on one rank", ["scaler", "rank 0 has False", "rank 1 has True"]),
         ("sparse gradients", ["'0'", "sparse=False"]),
         ("complex numbers", ["'weight'", "complex64"]),

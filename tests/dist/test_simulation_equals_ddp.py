@@ -161,7 +161,7 @@ def test_every_rule_and_compressor_with_and_without_accumulation(rule: str, size
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_ef21_family(size: int, tmp_path: Path) -> None:
+def test_the_ef21_family_and_dgc(size: int, tmp_path: Path) -> None:
     """Those whose messages are increments, silent ones and sums among them, on several small buckets."""
     weights = tuple(1.0 + rank for rank in range(size))
     runs = [Run(rule.replace("{smoothness}", str(weights)), steps=12) for rule in DDP_FAMILY]

@@ -81,7 +81,7 @@ def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Pa
         states = [s[place] for s in by_rank]
         past = [torch.load(tmp_path / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
         slots = {key.split("/")[0] for key in past[0]["slots"]}
-        for slot in slots & {"error", "momentum", "total", "squares", "alpha"}:
+        for slot in slots & {"error", "momentum", "velocity", "total", "squares", "alpha"}:
             before, after = mean_of(past, slot), mean_of(states, slot)
             assert all(torch.allclose(before[n], after[n], rtol=2.0**-23, atol=0) for n in before), (rule, slot)
         if "mean" in slots:

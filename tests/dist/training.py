@@ -44,11 +44,13 @@ class Run:
 
 
 def optimizer_of(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """SGD with momentum, a step decay, and two groups with rates of their own where the run asks for them."""
+    """SGD with a step decay, and two groups with rates of their own where the run asks for them; with momentum, unless
+    the rule brings it."""
     trained = [p for p in model.parameters() if p.requires_grad]
     biases, weights = [p for p in trained if p.ndim == 1], [p for p in trained if p.ndim > 1]
     groups = [{"params": weights}, {"params": biases, "lr": 0.02}] if run.groups else [{"params": trained}]
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    momentum = 0.0 if getattr(thinwire.parse(run.rule), "has_momentum", False) else 0.9
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=momentum)
     return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, list(run.decay_at), gamma=0.3)
 
 

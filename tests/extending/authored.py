@@ -62,7 +62,7 @@ class BlockTop(Compressor):
 
 @register
 @dataclass(frozen=True)
-class DGC(Feedback):
+class Corrected(Feedback):
     """Momentum correction with factor masking (Lin et al. 2018, "Deep Gradient Compression").
 
         u <- m u + g;   v <- v + u;   c = C(v);   v <- v - c;   u <- 0 where c was sent;   out = (1/n) sum_i c_i
@@ -72,14 +72,14 @@ class DGC(Feedback):
 
     compressor: Compressor
     momentum: float = 0.9
-    name: ClassVar[str] = "dgc"
+    name: ClassVar[str] = "corrected"
     slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"), Slot("error"))
     owes: ClassVar[tuple[str, ...]] = ("error", "velocity")
 
     def __post_init__(self) -> None:
         check_compressor(self)
         if not 0 <= self.momentum < 1:
-            raise ConfigError(f"dgc momentum must lie in [0, 1), got {self.momentum}")
+            raise ConfigError(f"corrected momentum must lie in [0, 1), got {self.momentum}")
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         velocity, error = state["velocity"], state["error"]

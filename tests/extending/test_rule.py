@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.extending.authored import DGC, BlockTop
+from tests.extending.authored import BlockTop, Corrected
 from tests.extending.runs import check_every_engine
 from tests.laws import test_rule_laws as laws
 from tests.laws.gradients import LAYOUTS
@@ -18,7 +18,7 @@ from thinwire.cli.main import main
 from thinwire.training.records import read_records
 
 AUTHORED = Path(__file__).with_name("authored.py")
-ADDED: list[Feedback] = [DGC(TopK(0.2)), DGC(BlockTop(3), momentum=0.5), DGC(Identity())]
+ADDED: list[Feedback] = [Corrected(TopK(0.2)), Corrected(BlockTop(3), momentum=0.5), Corrected(Identity())]
 
 
 @pytest.mark.parametrize("rule", ADDED, ids=str)
@@ -31,7 +31,7 @@ def test_the_laws_hold(rule: Feedback) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS[:4], ids=str)
 def test_without_momentum_nothing_is_lost(layout: Layout) -> None:
-    sim = laws.simulation(DGC(TopK(0.2), momentum=0.0), layout)
+    sim = laws.simulation(Corrected(TopK(0.2), momentum=0.0), layout)
     sent, given = torch.zeros(layout.numel, dtype=torch.float64), torch.zeros(layout.numel, dtype=torch.float64)
     for step in range(5):
         numbers = torch.arange(layout.numel, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_without_momentum_nothing_is_lost(layout: Layout) -> None:
 
 @pytest.mark.dist
 def test_simulation_and_processes_agree(tmp_path: Path) -> None:
-    check_every_engine("dgc(blocktop(4), momentum=0.5)", tmp_path)
+    check_every_engine("corrected(blocktop(4), momentum=0.5)", tmp_path)
 
 
 @pytest.mark.dist
@@ -54,19 +54,20 @@ def test_the_command_line_knows_it_by_plugin(engine: str, tmp_path: Path) -> Non
     own, record = tmp_path / "own.py", tmp_path / "record.jsonl"
     own.write_text(
         AUTHORED.read_text()
-        .replace('"dgc"', f'"dgc_{engine}"')
-        .replace("DGC", f"DGC{engine}")
+        .replace('"corrected"', f'"corrected_{engine}"')
+        .replace("Corrected", f"Corrected{engine}")
         .replace("BlockTop", f"Block{engine}")
         .replace('"blocktop"', f'"block_{engine}"')
         .replace("Halve", f"Halve{engine}")
         .replace('"halved"', f'"halved_{engine}"')
         .replace("= 200", f"= {201 if engine == 'ddp' else 202}")
     )
-    words = ["train", "digits", "-m", f"dgc_{engine}(block_{engine}(4))", "-n", "2", "--steps", "4", "--engine", engine]
+    method = f"corrected_{engine}(block_{engine}(4))"
+    words = ["train", "digits", "-m", method, "-n", "2", "--steps", "4", "--engine", engine]
     assert main([*words, "--plugin", str(own), "--out", str(record)]) == 0
     (run,) = read_records([record])
-    assert run.config.method == f"dgc_{engine}(block_{engine}(4))"
-    assert parse(run.config.method).name == f"dgc_{engine}"
+    assert run.config.method == method
+    assert parse(run.config.method).name == f"corrected_{engine}"
 
 
 def test_a_record_of_an_unknown_method_is_read_as_its_text(tmp_path: Path) -> None:

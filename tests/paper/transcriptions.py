@@ -77,6 +77,44 @@ def mem_sgd(
     return np.array(path), memory
 
 
+def dgc(
+    gradient: Gradient,
+    x: Vector,
+    n: int,
+    compress: Compress,
+    step: Step,
+    steps: int,
+    m: float,
+    *,
+    nesterov: bool,
+    masking: bool,
+    clip: float = math.inf,
+    decay: float = 1.0,
+) -> Vector:
+    """DGC (Lin et al. 2018, algorithms 4 and 5); V in update units, U in gradient units. The paper has no decay."""
+    U, V = np.zeros((n, x.size)), np.zeros((n, x.size))
+    path = [x]
+    for t in range(steps):
+        total = np.zeros_like(x)
+        for k in range(n):
+            G = gradient(k, x, t)
+            G = G * min(1.0, clip / np.sqrt((G * G).sum()))
+            V[k] *= decay
+            if nesterov:
+                U[k] = m * (U[k] + G)
+                V[k] = V[k] + step(t) * (U[k] + G)
+            else:
+                U[k] = m * U[k] + G
+                V[k] = V[k] + step(t) * U[k]
+            sent = compress(V[k], t, k)
+            V[k] = V[k] - sent
+            U[k] = np.where((sent != 0) & masking, 0.0, U[k])
+            total = total + sent
+        x = x - total / n
+        path.append(x)
+    return np.array(path)
+
+
 def ef21(
     gradient: Gradient, x: Vector, n: int, compress: Compress, step: Step, steps: int, start: str = "gradient"
 ) -> Vector:

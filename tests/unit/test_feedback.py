@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire import (
+    DGC,
     EF21,
     EF21SGDM,
     QSGD,
@@ -25,6 +26,8 @@ from thinwire import (
     Layout,
     MemSGD,
     Plain,
+    Route,
+    Simulation,
     TopK,
 )
 from thinwire.errors import AttachError, ConfigError
@@ -34,7 +37,7 @@ from thinwire.payload import Dense, Empty, Flagged
 ONE = Layout.of([("x", 0, (4,))])
 G = torch.tensor([4.0, 1.0, -3.0, 0.5])
 TOP1 = TopK(count=1)
-RULES = [Plain, MemSGD, EF21, EF21Plus, EF21SGDM, EControl]
+RULES = [Plain, MemSGD, DGC, EF21, EF21Plus, EF21SGDM, EControl]
 
 
 def state_of(rule: Feedback, workers: int = 1) -> dict[str, Tensor]:
@@ -70,13 +73,64 @@ def test_eta_of_another_type_is_refused(kind: Callable[..., Feedback]) -> None:
 @pytest.mark.parametrize("decay", [0, -0.5, 1.01, float("nan"), "0.9", True])
 @pytest.mark.parametrize(
     "kind",
-    [partial(MemSGD, TOP1), partial(VGC, 1.5), partial(Hybrid, 0.1)],
+    [partial(MemSGD, TOP1), partial(DGC, TOP1), partial(VGC, 1.5), partial(Hybrid, 0.1)],
     ids=lambda kind: kind.func.name,
 )
 def test_a_decay_outside_its_bounds_is_refused(kind: partial[Feedback], decay: object) -> None:
     with pytest.raises(ConfigError, match=rf"{kind.func.name} decay must lie in \(0, 1\], got {decay!r}"):
         kind(decay=decay)
     assert str(kind(decay=1)) == str(kind())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"momentum": 1.0}, r"dgc momentum must lie in \[0, 1\), got 1.0"),
+        ({"momentum": -0.1}, r"dgc momentum must lie in \[0, 1\), got -0.1"),
+        ({"momentum": math.nan}, "got nan"),
+        ({"momentum": "0.9"}, "got '0.9'"),
+        ({"nesterov": 1}, "dgc nesterov must be True or False, got 1"),
+        ({"masking": None}, "dgc masking must be True or False, got None"),
+        ({"clip": 0}, "dgc clip must be a positive norm, or None to clip nothing, got 0"),
+        ({"clip": math.inf}, "got inf"),
+    ],
+)
+def test_dgc_refuses_what_is_out_of_bounds(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        DGC(TOP1, **options)
+
+
+def test_dgc_clips_each_parameter_by_itself_and_leaves_the_signal() -> None:
+    three = Layout.of([("a", 0, (2,)), ("none", 1, (0,)), ("b", 2, (2,))])
+    state = {"velocity": torch.zeros(4), "error": torch.zeros(4)}
+    gradient = torch.tensor([30.0, 40.0, 0.6, -0.8])
+    payload = DGC(Identity(), clip=5.0, masking=False).send(Signal(gradient), three, state, Key())
+    assert payload.decode(three, torch.float32).tolist() == pytest.approx([3.0, 4.0, 0.6, -0.8], rel=2.0**-22)
+    assert torch.equal(state["velocity"][2:], gradient[2:])  # bit for bit what is short enough
+    assert gradient.tolist()[:2] == [30.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda x: torch.optim.SGD(x, lr=0.1, momentum=0.9),
+        lambda x: torch.optim.AdamW(x, lr=0.1),
+        lambda x: torch.optim.Adagrad(x, lr=0.1),
+    ],
+    ids=["SGD", "AdamW", "Adagrad"],
+)
+def test_momentum_is_not_applied_twice(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    x = torch.nn.Parameter(torch.zeros(4))
+    with pytest.raises(AttachError, match=r"dgc\(.*'x'.*applied twice. Use torch.optim.SGD with momentum=0"):
+        Simulation({"x": x}, DGC(TOP1), 2, optimizer=optimizer([x]))
+
+
+def test_an_optimizer_without_momentum_is_fine_and_so_is_momentum_elsewhere() -> None:
+    x, y = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4))
+    assert Simulation({"x": x}, DGC(TOP1), 2, optimizer=torch.optim.SGD([x], lr=0.1))
+    heavy = torch.optim.SGD([{"params": [x]}, {"params": [y], "momentum": 0.9}], lr=0.1)
+    assert Simulation({"x": x, "y": y}, Route({"x": DGC(TOP1), "y": MemSGD(TOP1)}, 0), 2, optimizer=heavy)
+    assert Simulation({"y": y}, DGC(TOP1, momentum=0.0), 2, optimizer=torch.optim.SGD([y], lr=0.1, momentum=0.9))
 
 
 def test_a_memory_fades_before_the_gradient_joins_it() -> None:
@@ -108,7 +162,7 @@ def test_memory_keeps_what_was_not_sent_and_rescales_by_piece() -> None:
 
 
 def test_memory_needs_step_sizes_and_the_others_need_nothing() -> None:
-    assert MemSGD(TOP1).needs == {Need.STEP_SIZE}
+    assert MemSGD(TOP1).needs == DGC(TOP1).needs == {Need.STEP_SIZE}
     assert all(not kind(TOP1).needs for kind in (Plain, EF21, EF21Plus, EF21SGDM, EControl))
 
 

@@ -49,6 +49,17 @@ def check_one_backward(channel: Channel) -> None:
         check_need(channel, need, False, remedy)
 
 
+def check_momentum(channel: Channel, step_sizes: StepSizes | None) -> None:
+    """Refuse to apply momentum twice: in a rule, and in the optimizer beside it."""
+    for name, rule in channel.rules.items():
+        if rule.has_momentum and step_sizes is not None and step_sizes.keeps_gradients(name):
+            raise AttachError(
+                f"{rule} applies momentum itself, and the optimizer keeps gradients of {name!r} from step to step too: "
+                "momentum would be applied twice. Use torch.optim.SGD with momentum=0, or a rule without momentum such "
+                "as memsgd(topk(0.01))"
+            )
+
+
 def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None) -> None:
     """Say what becomes of a memory in units of updates behind an optimizer that is not linear."""
     if step_sizes is not None and step_sizes.is_adaptive and Need.STEP_SIZE in channel.needs:

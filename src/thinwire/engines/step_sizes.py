@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Number
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,4 +71,13 @@ class StepSizes:
     @property
     def has_momentum(self) -> bool:
         """Whether the optimizer keeps gradients from step to step."""
-        return self.is_adaptive or any(group.get("momentum", 0) for group in self._optimizer.param_groups)
+        return any(map(_keeps_gradients, self._optimizer.param_groups))
+
+    def keeps_gradients(self, name: str) -> bool:
+        """Whether the optimizer keeps gradients of this parameter from step to step."""
+        return _keeps_gradients(self._optimizer.param_groups[self._group_of[name]])
+
+
+def _keeps_gradients(group: Mapping[str, Any]) -> bool:
+    """By momentum, or by moments as Adam and its like do."""
+    return "eps" in group or "betas" in group or bool(group.get("momentum", 0))

@@ -6,6 +6,7 @@ from thinwire.feedback.base import Round as Round
 from thinwire.feedback.base import Signal as Signal
 from thinwire.feedback.base import Slot as Slot
 from thinwire.feedback.base import State as State
+from thinwire.feedback.dgc import DGC as DGC
 from thinwire.feedback.ef21 import EF21 as EF21
 from thinwire.feedback.ef21plus import EF21Plus as EF21Plus
 from thinwire.feedback.ef21sgdm import EF21SGDM as EF21SGDM
@@ -36,6 +37,7 @@ from thinwire.feedback.vgc import VGC as VGC
 ALL: tuple[type[Feedback], ...] = (
     Plain,
     MemSGD,
+    DGC,
     EF21,
     EF21Plus,
     EF21SGDM,

@@ -113,6 +113,11 @@ class Feedback(Named, ABC):
         return False
 
     @property
+    def has_momentum(self) -> bool:
+        """Whether it applies momentum itself, so that an optimizer with momentum beside it would apply it twice."""
+        return False
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         """The vectors of its state."""
         return ()

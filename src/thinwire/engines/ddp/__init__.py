@@ -25,7 +25,7 @@ from thinwire.engines.ddp.agreement import agreement
 from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, trained, unwrapped
 from thinwire.engines.ddp.handle import Handle as Handle
 from thinwire.engines.ddp.hook import plug_in
-from thinwire.engines.needs import check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.exchange import Exchange, Group
 from thinwire.exchange.group import assemble
@@ -93,5 +93,6 @@ def _handle(ddp: DistributedDataParallel, exchange: Exchange, rule: Rule, given:
     remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
     check_need(channel, Need.MOMENTS, given.moments is not None, remedy)
     check_one_backward(channel)
+    check_momentum(channel, step_sizes)
     warn_of_optimizer(channel, step_sizes)
     return Handle(ddp, channel, exchange, given, step_sizes)
