@@ -19,6 +19,10 @@ from thinwire.compressors import TopK as TopK
 from thinwire.compressors import Unbias as Unbias
 from thinwire.engines.ddp import Handle as Handle
 from thinwire.engines.ddp import attach as attach
+from thinwire.engines.outer import Outer as Outer
+from thinwire.engines.outer import OuterHandle as OuterHandle
+from thinwire.engines.outer import OuterSimulation as OuterSimulation
+from thinwire.engines.outer import attach_outer as attach_outer
 from thinwire.engines.simulate import simulate as simulate
 from thinwire.engines.simulation import Simulation as Simulation
 from thinwire.feedback import CLAG as CLAG

@@ -115,6 +115,27 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
         return NonFiniteGradient, (self.rank, self.parameter, self.step, self.overflows)
 
 
+class NonFiniteUpdate(ThinwireError, ArithmeticError):
+    """Some rank's parameters held NaN or infinity at an outer step, or moved too far; no state has advanced."""
+
+    def __init__(self, rank: int | None, parameter: str, step: int, overflows: bool = False) -> None:
+        where = f"parameter {parameter!r} at outer step {step}; no rank has taken it"
+        if rank is None:
+            text = f"what the ranks exchanged overflows in {where}"
+        elif overflows:
+            text = f"rank {rank} has moved so far that what it has to remember overflows in {where}"
+        else:
+            text = f"rank {rank} holds NaN or infinity in {where}"
+        super().__init__(
+            f'{text}. Load a checkpoint; or attach with nonfinite="skip", by which all ranks go back to the last outer '
+            "point. If it comes again, lower the learning rate or clip"
+        )
+        self.rank, self.parameter, self.step, self.overflows = rank, parameter, step, overflows
+
+    def __reduce__(self) -> tuple[type[NonFiniteUpdate], tuple[int | None, str, int, bool]]:
+        return NonFiniteUpdate, (self.rank, self.parameter, self.step, self.overflows)
+
+
 class PeerLost(ThinwireError, RuntimeError):
     """Another rank died, was stopped or cut off: a collective failed. No state has advanced on this rank."""
 

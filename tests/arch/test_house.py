@@ -39,6 +39,7 @@ MODULES = {
 """Module names that are used twice, each with the reason."""
 CLASSES = {
     "Arrival": "of a bucket, and of a layer's moments",
+    "Outer": "steps, and products: two packages that never meet",
     "Plan": "how moments are taken, and how a GPU correlates: two packages that never meet",
     "Slot": "of a rule's state, and of a layer's moments",
 }

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from thinwire.channel import Channel
-from thinwire.checkpoint import OnResize, prepared
 from thinwire.errors import AttachError, StateError, ThinwireError, WireError
 from thinwire.exchange import Exchange
 
@@ -54,11 +52,21 @@ def check_same(descriptions: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def load_together_(exchange: Exchange, channel: Channel, state: Mapping[str, Any], on_resize: OnResize) -> None:
+class Loadable(Protocol):
+    """A state that was found to fit; nothing is changed yet."""
+
+    def common(self) -> dict[str, str]:
+        """What must be the same on every rank, as texts."""
+
+    def commit_(self) -> None:
+        """Put it into its place."""
+
+
+def load_together_(exchange: Exchange, prepare: Callable[[], Loadable]) -> None:
     """Load a state on every rank or on none: each tells whether it fits, and which moment of which run it is of."""
     fitting, problem = None, None
     try:
-        fitting = prepared(channel, state, on_resize)
+        fitting = prepare()
     except StateError as error:
         problem = error
     except Exception as error:  # whatever a strange object raises: the other ranks are waiting and must hear of it

@@ -17,7 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.channel import Channel, Given, longest_message
-from thinwire.checkpoint import OnResize, save
+from thinwire.checkpoint import OnResize, prepared, save
 from thinwire.engines.ddp.agreement import load_together_, marked_anywhere
 from thinwire.engines.ddp.attachment import Attachment, trained
 from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
@@ -111,7 +111,7 @@ class Handle:
         self._give_up()
         self._forget_use()
         self._exchange.begin("loading a state")
-        load_together_(self._exchange, self.channel, state, on_resize)
+        load_together_(self._exchange, partial(prepared, self.channel, state, on_resize))
 
     def flush(self) -> float:
         """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.

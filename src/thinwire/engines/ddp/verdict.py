@@ -8,6 +8,7 @@ import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +25,17 @@ EVERY = 100
 """Steps between two looks at the state that all ranks hold alike: a checksum of 100 M numbers takes 0.1 to 0.3 s."""
 FINE, REFUSED, BROKEN = 0, 1, 2
 """What a rank says: it can take the step; something was not finite; something went wrong."""
+
+
+class HeldInCommon(Protocol):
+    """What ranks have in common, as a verdict asks for it."""
+
+    @property
+    def divides_by_active(self) -> bool:
+        """Whether the mean is over the ranks that had data."""
+
+    def describe(self) -> dict[str, str]:
+        """All of it as texts, by which an error can name what differs."""
 
 
 class Common:
@@ -103,7 +115,7 @@ class Verdict:
 
     @staticmethod
     def agreed(
-        exchange: Exchange, problem: ThinwireError | None, fault: Fault | None, active: bool, common: Common
+        exchange: Exchange, problem: ThinwireError | None, fault: Fault | None, active: bool, common: HeldInCommon
     ) -> Verdict:
         """Tell the others how it went here, and hear how it went there. One small exchange; where ranks answer
         differently, or something went wrong, texts follow, so that every rank can say what it was."""
@@ -118,7 +130,7 @@ class Verdict:
 
 
 def _explained(
-    exchange: Exchange, problem: ThinwireError | None, fault: Fault | None, factor: float, common: Common
+    exchange: Exchange, problem: ThinwireError | None, fault: Fault | None, factor: float, common: HeldInCommon
 ) -> Verdict:
     """What this rank says of a step that not all could take."""
     text = None if problem is None else str(problem)
