@@ -23,6 +23,7 @@ from thinwire.engines.outer import Outer as Outer
 from thinwire.engines.outer import OuterHandle as OuterHandle
 from thinwire.engines.outer import OuterSimulation as OuterSimulation
 from thinwire.engines.outer import attach_outer as attach_outer
+from thinwire.engines.outer import sparse_loco as sparse_loco
 from thinwire.engines.simulate import simulate as simulate
 from thinwire.engines.simulation import Simulation as Simulation
 from thinwire.feedback import CLAG as CLAG

@@ -25,6 +25,7 @@ from thinwire.engines.outer.attached import OuterHandle as OuterHandle
 from thinwire.engines.outer.replica import Replica
 from thinwire.engines.outer.schedule import Outer as Outer
 from thinwire.engines.outer.schedule import outer_from
+from thinwire.engines.outer.schedule import sparse_loco as sparse_loco
 from thinwire.engines.outer.simulated import OuterSimulation as OuterSimulation
 from thinwire.errors import AttachError
 from thinwire.exchange import Exchange, Group
@@ -55,9 +56,11 @@ def attach_outer(
 ) -> OuterHandle:
     """Have workers exchange, every so many steps of their own optimizer, how far their parameters moved: see `Outer`.
 
-    The training loop stays as it is; of several optimizers the last one's steps are counted. `rule` may be a rule or
-    its text. A plain model exchanges with the ranks of `group` (by default all); with a
-    DistributedDataParallel model inside each site, `group` holds this rank's counterparts, one of every site.
+    The training loop stays as it is; of several optimizers the last one's steps are counted. `rule` may be a rule, its
+    text, or settings such as `sparse_loco()`, of which what is given here takes the place. A plain model exchanges with
+    the ranks of `group` (by default all); with a DistributedDataParallel model inside each site, `group` holds this
+    rank's counterparts, one of every site.
+
     Parameters with NaN or infinity raise `NonFiniteUpdate` on all ranks, or with `nonfinite="skip"` all go back to the
     last outer point. Buffers (batch norm's statistics) are each worker's own. Call it on every rank, once, with equal
     parameters.

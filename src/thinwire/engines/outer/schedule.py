@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from thinwire.checks import is_number, is_whole
+from thinwire.compressors import ChunkTopK
 from thinwire.errors import ConfigError
-from thinwire.feedback import Rule
+from thinwire.feedback import MemSGD, Rule
 from thinwire.named import Named, show
 from thinwire.spec import rule_from
 
@@ -71,6 +72,17 @@ class Outer(Named):
     def describe(self) -> dict[str, str]:
         """The settings as texts, by name."""
         return {field.name: show(getattr(self, field.name)) for field in fields(self)}
+
+
+def sparse_loco(every: int = 30, lr: float = 1.0, decay: float = 0.95) -> Outer:
+    """SparseLoCo (Sarfi et al. 2025): 64 of every 4,096 numbers in 2 bits, a memory that fades, no momentum.
+
+        e_i <- decay e_i + Δ_i;   m_i = Q(top-k of each chunk of e_i);   e_i <- e_i - m_i;   θ <- θ - lr mean(m_i)
+
+    >>> str(sparse_loco())
+    'outer(memsgd(chunktopk(0.015625, values=bins2), decay=0.95), every=30)'
+    """
+    return Outer(MemSGD(ChunkTopK(64 / 4096, values="bins2"), decay=decay), every=every, lr=lr)
 
 
 def _check(name: str, holds: bool, bound: str, value: object) -> None:
