@@ -34,6 +34,7 @@ from thinwire import (
     HardThreshold,
     Hybrid,
     Identity,
+    MemAdam,
     MemSGD,
     Natural,
     Plain,
@@ -226,6 +227,18 @@ RULE_ENTRIES = (
         ddp=["dgc(topk(0.1))", "dgc(randk(0.1, shared=True), momentum=0.5, nesterov=True, clip=0.1, decay=0.9)"],
         states=["dgc(topk(0.1), clip=0.5)"],
         fuzz=[DGC(TopK(0.2, values="float16"))],
+    ),
+    RuleEntry(
+        MemAdam,
+        golden=[
+            "memadam(topk(0.1), beta2=0.9)",
+            "memadam(topk(0.1, values=exponent4), clip=0.5, refresh=3, decay=0.75)",
+        ],
+        laws=lambda c: [MemAdam(c), MemAdam(c, beta1=0.0, beta2=0.9, clip=0.7, refresh=3, decay=0.9)],
+        over=FEW,
+        ddp=["memadam(topk(0.1, values=exponent4))", "memadam(randk(0.1, shared=True), refresh=2)"],
+        states=["memadam(topk(0.1), refresh=3)"],
+        fuzz=[MemAdam(TopK(0.2, values="float16")), MemAdam(TopK(0.2, values="exponent4"))],
     ),
     RuleEntry(
         EF21,

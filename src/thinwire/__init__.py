@@ -44,6 +44,7 @@ from thinwire.feedback import EControl as EControl
 from thinwire.feedback import EF21Plus as EF21Plus
 from thinwire.feedback import Feedback as Feedback
 from thinwire.feedback import Hybrid as Hybrid
+from thinwire.feedback import MemAdam as MemAdam
 from thinwire.feedback import MemSGD as MemSGD
 from thinwire.feedback import Need as Need
 from thinwire.feedback import Plain as Plain

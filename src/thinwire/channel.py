@@ -230,6 +230,7 @@ class Channel:
             first=part.first,
             moment=None if moment is None else part.take(moment, layout, dtype, 1.0),
             previous=None if previous is None else part.take(previous, layout, dtype, given.scale),
+            workers=self.size,
         )
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
@@ -258,6 +259,8 @@ class Channel:
         if not part.first and not takes_part(part.rule, self._key()):
             return Empty()
         state = self.worker.bind(part.layout)
+        if part.rule.reads_common:
+            state = state | self.server.bind(part.layout)
         if not held:
             return part.rule.send(signal, part.layout, state, self._key())
         self._underway.held.update(held)

@@ -28,8 +28,23 @@ class Piece:
         return math.prod(self.shape)
 
     @property
+    def factors(self) -> int:
+        """How many numbers a factored slot holds of it: one for each row and column of a matrix, one for a vector."""
+        return factors_of(self.shape)
+
+    @property
     def part(self) -> slice:
         return slice(self.offset, self.offset + self.numel)
+
+
+def matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
+    """Rows and columns, with all dimensions after the first taken together; None of a vector or of nothing."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 and 0 not in shape else None
+
+
+def factors_of(shape: Sequence[int]) -> int:
+    """Rows and columns of a matrix, counted; 1 for anything else."""
+    return sum(matrix_of(shape) or (1,))
 
 
 @dataclass(frozen=True)

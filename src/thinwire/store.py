@@ -60,7 +60,7 @@ class Store:
         self._layout_of: dict[str, Layout] = {}
 
     def _start(self, slot: Slot, info: ParameterInfo) -> Tensor:
-        numel = 1 if slot.single else info.numel
+        numel = slot.length(info.shape)
         shape = (self.workers, numel) if slot.copies else (numel,)
         return torch.full((), slot.initial, dtype=info.state_dtype, device=info.device).expand(shape)
 
@@ -95,7 +95,7 @@ class Store:
         flats: dict[str, Tensor] = {}
         for slot in self._slots[layout.pieces[0].name] if layout.pieces else ():
             flats[slot.name] = torch.cat([self._views[p.name][slot.name] for p in layout.pieces], dim=-1)
-            views = torch.split(flats[slot.name], [1 if slot.single else p.numel for p in layout.pieces], dim=-1)
+            views = torch.split(flats[slot.name], [slot.length(p.shape) for p in layout.pieces], dim=-1)
             for piece, view in zip(layout.pieces, views, strict=True):
                 self._views[piece.name][slot.name] = view
         self._layout_of.update(dict.fromkeys(names, layout))
@@ -119,9 +119,9 @@ class Store:
             self._bound[layout][slot].copy_(shadow)
 
     def vectors(self, layout: Layout) -> list[Tensor]:
-        """Every vector that a layout's slots hold, as long as the layout; numbers for whole parameters are left out."""
+        """Every vector that a layout's slots hold, as long as the layout; shorter slots are left out."""
         slots = self._slots[layout.pieces[0].name] if layout.pieces else ()
-        flats = [(slot, self.bind(layout)[slot.name]) for slot in slots if not slot.single]
+        flats = [(slot, self.bind(layout)[slot.name]) for slot in slots if not (slot.single or slot.factored)]
         return [row for slot, flat in flats for row in (flat.unbind() if slot.copies else (flat,))]
 
     def clear_pieces(self, layout: Layout, names: Collection[str]) -> None:
@@ -149,6 +149,9 @@ class Store:
 
     def _places(self, layout: Layout, slot: str) -> Iterator[tuple[Piece, slice]]:
         """Each piece of a layout with its part of a slot's flat tensor."""
-        single = any(each.single for each in self._slots[layout.pieces[0].name] if each.name == slot)
-        for place, piece in enumerate(layout.pieces):
-            yield piece, slice(place, place + 1) if single else piece.part
+        own = next(each for each in self._slots[layout.pieces[0].name] if each.name == slot)
+        begin = 0
+        for piece in layout.pieces:
+            end = begin + own.length(piece.shape)
+            yield piece, slice(begin, end)
+            begin = end

@@ -32,7 +32,8 @@ def _key(name: str, slot: Slot, rank: int) -> str:
 
 
 def _shape(channel: Channel, name: str, slot: Slot, workers: int) -> tuple[int, ...]:
-    shape = () if slot.single else channel.parameters[name].shape
+    full = channel.parameters[name].shape
+    shape = () if slot.single else (slot.length(full),) if slot.factored else full
     return (workers, *shape) if slot.copies else shape
 
 

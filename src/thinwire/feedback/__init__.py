@@ -25,6 +25,7 @@ from thinwire.feedback.family.threepc import ThreePCv2 as ThreePCv2
 from thinwire.feedback.family.threepc import ThreePCv4 as ThreePCv4
 from thinwire.feedback.family.threepc import ThreePCv5 as ThreePCv5
 from thinwire.feedback.hybrid import Hybrid as Hybrid
+from thinwire.feedback.memadam import MemAdam as MemAdam
 from thinwire.feedback.memsgd import MemSGD as MemSGD
 from thinwire.feedback.plain import Plain as Plain
 from thinwire.feedback.route import Route as Route
@@ -38,6 +39,7 @@ ALL: tuple[type[Feedback], ...] = (
     Plain,
     MemSGD,
     DGC,
+    MemAdam,
     EF21,
     EF21Plus,
     EF21SGDM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
-from thinwire.layout import Layout
+from thinwire.layout import Layout, factors_of
 from thinwire.named import Named
 from thinwire.ops import Key
 from thinwire.payload import Payload, add_all_to
@@ -49,8 +50,14 @@ class Slot:
     """For another number of workers: the average of the old ones, or the name of the slot to copy."""
     single: bool = False
     """One number for each parameter, in place of a vector."""
+    factored: bool = False
+    """One number for each row and each column of a matrix, in place of a vector; one for any other parameter."""
     initial: float = 0.0
     """What it holds at first, and after a reset."""
+
+    def length(self, shape: Sequence[int]) -> int:
+        """How many numbers it holds for a parameter of this shape."""
+        return 1 if self.single else factors_of(shape) if self.factored else math.prod(shape)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Signal:
     """q = sum_z c_z^2 over the per-sample gradients c_z that add up to `value`; there where a rule needs moments."""
     previous: Tensor | None = None
     """The gradient of the same samples at the previous point; there where a rule needs it."""
+    workers: int = 1
+    """How many workers' messages are averaged."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,11 @@ class Feedback(Named, ABC):
     @property
     def has_momentum(self) -> bool:
         """Whether it applies momentum itself, so that an optimizer with momentum beside it would apply it twice."""
+        return False
+
+    @property
+    def reads_common(self) -> bool:
+        """Whether `send` reads, and does not change, the slots that are the same on all workers."""
         return False
 
     @property

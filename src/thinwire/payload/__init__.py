@@ -3,7 +3,7 @@
     tags 0, 1        Empty, Dense                      dense.py
     tags 2, 3, 8     Sparse, Masked, SparseWords       sparse.py
     tags 4, 5, 6     Signs, Levels, Powers             quantised.py
-    tags 7, 9, 10    Flagged, Sum, Partial             nested.py
+    tags 7, 9-11     Flagged, Sum, Partial, Beside     nested.py
 
 `letter.py` says which bytes stand around them.
 """
@@ -27,6 +27,7 @@ from thinwire.payload.dense import Empty as Empty
 from thinwire.payload.message import Chunk, fields, join
 from thinwire.payload.message import LateReader as LateReader
 from thinwire.payload.message import Reader as Reader
+from thinwire.payload.nested import Beside as Beside
 from thinwire.payload.nested import Flagged as Flagged
 from thinwire.payload.nested import Partial as Partial
 from thinwire.payload.nested import Sum as Sum

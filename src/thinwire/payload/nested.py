@@ -1,4 +1,4 @@
-"""Formats that hold other payloads: a sum of two, one for some pieces only, one with a flag for each piece."""
+"""Formats that hold other payloads: a sum of two, one for some pieces only, one beside flags or numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.payload.base import Count, Payload, both_counts, payload_format
-from thinwire.payload.message import Chunk, Reader, fields
+from thinwire.payload.message import Chunk, Reader, fields, raw
 
 SECOND = 2
 """The stream of the key by which the second payload of a sum is drawn, so that its draws are not those of the first."""
@@ -75,6 +75,38 @@ class Flagged(Payload):
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         replaces, nested = _read_bits(reader, layout)
         return cls(replaces, nested.unpack(reader, layout, key, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Beside(Payload):
+    """MemAdam's message: a payload, and beside it one number of 16 bits for each row and column of every piece."""
+
+    beside: Tensor
+    """bfloat16, at least 0 and finite."""
+    inner: Payload
+    tag: ClassVar[int] = 11
+    nests: ClassVar[bool] = True
+
+    @property
+    def fixed(self) -> bool:
+        return self.inner.fixed
+
+    @property
+    def elements(self) -> Count:
+        return self.inner.elements
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.inner.add_to(out, alpha)
+
+    def pack(self) -> list[Chunk]:
+        return [fields("B", self.inner.tag), raw(self.beside), *self.inner.pack()]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        nested = _nested_format(reader, *reader.fields("B"))
+        beside = reader.numbers(sum(piece.factors for piece in layout.pieces), torch.bfloat16)
+        reader.require(((beside >= 0) & (beside < torch.inf)).all(), "a message holds second moments that are none")
+        return cls(beside, nested.unpack(reader, layout, key, dtype))
 
 
 @dataclass(frozen=True, eq=False)
