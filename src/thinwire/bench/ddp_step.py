@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import Need, attach, parse
-from thinwire.bench.grid import grid
+from thinwire.bench.grid import Measured, grid
 from thinwire.bench.timing import in_turns
 from thinwire.errors import ConfigError
 from thinwire.exchange import allreduce_bytes
@@ -85,7 +85,7 @@ LARGEST = 12
 
 
 @dataclass(frozen=True)
-class StepRow:
+class StepRow(Measured):
     """One method's steps: milliseconds of each, and those of its parts where it is ours."""
 
     method: str
@@ -220,7 +220,7 @@ COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
 @dataclass(frozen=True)
-class TrafficRow:
+class TrafficRow(Measured):
     """Bytes of all workers in BYTES_STEPS steps, by our account and by the interface."""
 
     method: str
@@ -228,7 +228,7 @@ class TrafficRow:
     carried: float
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"carried_over_counted": self.carried / self.counted}
+        return super().plain() | {"carried_over_counted": self.carried / self.counted}
 
 
 def bench_traffic(workers: int, methods: Sequence[str] = BYTES_METHODS) -> list[TrafficRow]:
@@ -299,7 +299,7 @@ MEMORY_STEPS, SETTLED = 8, 5
 
 
 @dataclass(frozen=True)
-class MemoryRow:
+class MemoryRow(Measured):
     """One rule's bytes a parameter: of its state, and those resident; dense training's first, then above dense."""
 
     method: str
@@ -307,9 +307,6 @@ class MemoryRow:
     state: int | None
     steady: float
     peak: float
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_memory(parameters: int, rules: Sequence[str] = RULES) -> Iterator[MemoryRow]:

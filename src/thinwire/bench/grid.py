@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -14,11 +15,13 @@ from thinwire.report.provenance import cpu_model
 from thinwire.training.formatting import NOTHING, plural
 
 
-class Measured(Protocol):
+@dataclass(frozen=True)
+class Measured:
     """A row of figures."""
 
     def plain(self) -> dict[str, Any]:
         """As values that JSON knows."""
+        return asdict(self)
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, title: str | None = None) -> Table:

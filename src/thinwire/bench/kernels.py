@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from thinwire.bench.contests import OPERATIONS, Call, Contest, Inputs, Vector, draw_inputs, many_pieces, one_piece
-from thinwire.bench.grid import grid, show_ms, show_times
+from thinwire.bench.grid import Measured, grid, show_ms, show_times
 from thinwire.bench.timing import Timing, busy_ms, gpu_clock, side_by_side, wall_clock
 from thinwire.training.formatting import NOTHING
 
@@ -26,7 +26,7 @@ CALLS = 20
 
 
 @dataclass(frozen=True)
-class KernelRow:
+class KernelRow(Measured):
     """One operation on one vector: milliseconds, and how they compare."""
 
     op: str
@@ -87,22 +87,9 @@ def bench_kernels(
 def _row(name: str, vector: Vector, numel: int, densities: Sequence[float], measure: _OnCpu | _OnGpu) -> KernelRow:
     layout = many_pieces(numel) if vector.many else one_piece(numel)
     given = draw_inputs(vector.distribution, layout, vector.density or densities[0], measure.device)
-    timed = measure(OPERATIONS[name].contest(given), given)
-    return KernelRow(
-        name,
-        measure.device.type,
-        layout.numel,
-        len(layout.pieces),
-        vector.distribution,
-        vector.density,
-        timed["ours"],
-        timed["torch"],
-        timed.get("numpy"),
-        timed["add"],
-        timed.get("stream"),
-        measure.copy_gb_s,
-        timed.get("busy"),
-    )
+    timed: dict[str, Any] = {"numpy": None, "stream": None, **measure(OPERATIONS[name].contest(given), given)}
+    where = (measure.device.type, layout.numel, len(layout.pieces), vector.distribution, vector.density)
+    return KernelRow(name, *where, copy_gb_s=measure.copy_gb_s, **timed)
 
 
 class _OnCpu:
@@ -140,7 +127,8 @@ class _OnGpu:
         )
         timed["stream"] = _in_a_stream(contest.ours, given.first, self._repeats)
         if torch.cuda.is_available():
-            timed["busy"] = Timing.of([_busy(contest.ours, work, given.first) for _ in range(self._repeats)])
+            taken = (busy_ms(partial(contest.ours, work.copy_(given.first))) for _ in range(self._repeats))
+            timed["busy"] = Timing.of(list(taken))
         return timed
 
 
@@ -165,10 +153,6 @@ def _in_a_stream(run: Call, first: Tensor, repeats: int) -> Timing:
             run(copy)
 
     return side_by_side({"ours": all_calls}, restore, repeats, gpu_clock)["ours"].scaled(1 / CALLS)
-
-
-def _busy(run: Call, work: Tensor, first: Tensor) -> float:
-    return busy_ms(partial(run, work.copy_(first)))
 
 
 def _copy_speed(numel: int, device: torch.device, repeats: int) -> float:
@@ -232,7 +216,7 @@ ADD = "in-place add"
 
 
 @dataclass(frozen=True)
-class CallRow:
+class CallRow(Measured):
     """One operation on so many normal numbers: microseconds a call."""
 
     op: str
@@ -240,9 +224,6 @@ class CallRow:
     ours: Timing
     torch: Timing
     """The usual torch code of the operation; for the add, the add itself."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_calls(numel: int, operations: Sequence[str], repeats: int) -> Iterator[CallRow]:

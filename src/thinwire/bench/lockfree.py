@@ -6,13 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from thinwire.bench.grid import grid
+from thinwire.bench.grid import Measured, grid
 from thinwire.bench.timing import Timing, side_by_side, wall_clock
 from thinwire.errors import ConfigError
 from thinwire.extras import require
@@ -106,7 +106,7 @@ def _columns(rng: np.random.Generator, skewed: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class SpeedRow:
+class SpeedRow(Measured):
     """One method on some threads, on one set of data."""
 
     data: str
@@ -139,7 +139,7 @@ class SpeedRow:
         return self.one_thread_ms / self.time.median
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"per_second": self.per_second, "speedup": self.speedup}
+        return super().plain() | {"per_second": self.per_second, "speedup": self.speedup}
 
 
 def bench_lockfree(shapes: Sequence[str], samples: int, threads: Sequence[int], repeats: int) -> Iterator[SpeedRow]:
@@ -203,7 +203,7 @@ def narrow(rows: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ReachRow:
+class ReachRow(Measured):
     """One method's way to one loss."""
 
     data: str
@@ -220,9 +220,6 @@ class ReachRow:
     """How many times fewer coordinates were written than SGD writes in as many steps."""
     over_sklearn: float | None
     """scikit-learn's time over ours."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_reach(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from thinwire.bench.grid import grid
+from thinwire.bench.grid import Measured, grid
 from thinwire.bench.timing import in_turns, wall_clock
 from thinwire.errors import ConfigError
 from thinwire.moments import watch
@@ -196,7 +196,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[Network], Step]]] = {
 
 
 @dataclass(frozen=True)
-class MomentsRow:
+class MomentsRow(Measured):
     """One contender on one network: milliseconds, and the ratios to plain forward + backward; or why it has none."""
 
     network: str
@@ -206,9 +206,6 @@ class MomentsRow:
     lowest: float | None = None
     highest: float | None = None
     absent: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_moments(small: bool, device: torch.device, repeats: int, only: int | None = None) -> Iterator[MomentsRow]:

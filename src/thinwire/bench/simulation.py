@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from thinwire import EF21, TopK, simulate
-from thinwire.bench.grid import grid
+from thinwire.bench.grid import Measured, grid
 from thinwire.bench.timing import wall_clock
 from thinwire.engines.simulate import Instant
 from thinwire.extras import require
@@ -91,7 +91,7 @@ def ef21(shards: Shards, x: Floats, strength: float, k: int, step: float) -> Ite
 
 
 @dataclass(frozen=True)
-class SimulationRow:
+class SimulationRow(Measured):
     """EF21 with top-1 on one data set and a number of workers."""
 
     dataset: str
@@ -118,7 +118,7 @@ class SimulationRow:
         return None if self.numpy_s is None else self.numpy_s / self.ours_s
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"ours_ms": self.ours_ms, "speedup": self.speedup}
+        return super().plain() | {"ours_ms": self.ours_ms, "speedup": self.speedup}
 
 
 def bench_simulation(
@@ -245,16 +245,13 @@ def growth_page(rows: Sequence[SimulationRow], path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class CrowdRow:
+class CrowdRow(Measured):
     """Milliseconds of a round with so many workers: the floor, all gradients at one point, and each method."""
 
     dataset: str
     workers: int
     gradients_ms: float
     methods_ms: dict[str, float]
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_crowd(dataset: Dataset, workers: Sequence[int], methods: Sequence[str], rounds: int) -> Iterator[CrowdRow]:

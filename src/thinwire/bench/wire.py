@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from thinwire import Key, Layout, TopK
 from thinwire.bench.contests import draw
-from thinwire.bench.grid import grid
+from thinwire.bench.grid import Measured, grid
 from thinwire.bench.timing import Timing, side_by_side
 from thinwire.compressors.density import kept
 from thinwire.extras import require
@@ -55,20 +55,20 @@ def codes(positions: Any, numel: int) -> list[PositionCode | Absent]:
     """Every code over one set of ascending int64 positions below `numel`."""
     tensor = torch.from_numpy(positions)
     plain = [
-        PositionCode(OURS, partial(_ours, tensor, numel), lambda packed: _our_positions(packed, numel, positions.size)),
+        PositionCode(
+            OURS,
+            lambda: join(pack_positions(tensor, numel), tensor.device),
+            lambda packed: unpack_positions(Reader(packed), numel, positions.size).numpy(),
+        ),
         PositionCode("int32", lambda: positions.astype(np.int32), lambda packed: packed.astype(np.int64)),
         PositionCode("int64", positions.copy, lambda packed: packed.copy()),
-        PositionCode("zlib 1, bytes of gaps", lambda: zlib.compress(_planes(positions), 1), _from_zlib),
+        PositionCode(
+            "zlib 1, bytes of gaps",
+            lambda: zlib.compress(_planes(positions), 1),
+            lambda packed: _from_planes(zlib.decompress(packed)),
+        ),
     ]
     return [*plain, *_zstandard(positions), *_roaring(positions, numel)]
-
-
-def _ours(positions: torch.Tensor, numel: int) -> torch.Tensor:
-    return join(pack_positions(positions, numel), positions.device)
-
-
-def _our_positions(packed: torch.Tensor, numel: int, count: int) -> Any:
-    return unpack_positions(Reader(packed), numel, count).numpy()
 
 
 def _gaps(positions: Any) -> Any:
@@ -88,10 +88,6 @@ def _planes(positions: Any) -> bytes:
 def _from_planes(planes: bytes) -> Any:
     columns = np.frombuffer(planes, np.uint8).reshape(4, -1)
     return _positions(np.ascontiguousarray(columns.T).view(np.uint32).ravel())
-
-
-def _from_zlib(packed: bytes) -> Any:
-    return _from_planes(zlib.decompress(packed))
 
 
 def _zstandard(positions: Any) -> list[PositionCode | Absent]:
@@ -157,7 +153,7 @@ class CodeResult:
 
 
 @dataclass(frozen=True)
-class WireRow:
+class WireRow(Measured):
     """One density: bits a position, ours and others', and milliseconds."""
 
     density: float
@@ -171,22 +167,11 @@ class WireRow:
     unpack_and_add_ms: float
     codes: tuple[CodeResult, ...]
 
-    @property
-    def pack_over_step(self) -> float:
-        """The time to pack a message, as a multiple of the memory's step beside it."""
-        return self.pack_ms / self.memory_step_ms
-
-    @property
-    def unpack_and_add_over_step(self) -> float:
-        """The time to unpack and add the messages, as a multiple of the memory's step beside it."""
-        return self.unpack_and_add_ms / self.memory_step_ms
-
     def plain(self) -> dict[str, Any]:
-        ratios = ("pack_over_step", "unpack_and_add_over_step")
-        return {
-            **asdict(self),
+        return super().plain() | {
             "over_entropy": self.ours / self.entropy,
-            **{name: getattr(self, name) for name in ratios},
+            "pack_over_step": self.pack_ms / self.memory_step_ms,
+            "unpack_and_add_over_step": self.unpack_and_add_ms / self.memory_step_ms,
         }
 
 
@@ -287,7 +272,7 @@ def _message_cells(row: WireRow) -> list[str]:
     ours, least = row.ours + row.value_bits, row.entropy + row.value_bits
     bits = [f"{ours:.2f}", f"{least:.2f}", f"{ours / least:.3f}", *(f"{w + row.value_bits}" for w in (32, 64))]
     times = [f"{t:.1f} ms" for t in (row.memory_step_ms, row.pack_ms, row.unpack_and_add_ms)]
-    return [f"{row.density:g}", *bits, *times, f"{row.unpack_and_add_over_step:.2f}"]
+    return [f"{row.density:g}", *bits, *times, f"{row.unpack_and_add_ms / row.memory_step_ms:.2f}"]
 
 
 def _head(first: str, rows: Sequence[WireRow]) -> list[str]:

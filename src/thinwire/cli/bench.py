@@ -10,33 +10,15 @@ import torch
 import typer
 from rich.progress import track
 
+from thinwire.bench import ddp_step, simulation
 from thinwire.bench.contests import OPERATIONS
-from thinwire.bench.ddp_step import (
-    BATCH,
-    BYTES_STEPS,
-    RULES,
-    bench_memory,
-    bench_step,
-    bench_traffic,
-    memory_table,
-    part_table,
-    step_table,
-    traffic_table,
-)
 from thinwire.bench.grid import Measured, machine
 from thinwire.bench.kernels import bench_calls, bench_kernels, call_table, floor_line, kernel_table
 from thinwire.bench.moments import bench_moments, moments_table
-from thinwire.bench.simulation import (
-    CROWD_METHODS,
-    bench_crowd,
-    bench_simulation,
-    crowd_table,
-    growth_page,
-    simulation_table,
-)
 from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
+from thinwire.cli import options
 from thinwire.cli.console import check_page, console, say
-from thinwire.cli.options import DATA, THREADS, Force, Page, Plugin, at_least_one, check_command, decimals, integers
+from thinwire.cli.options import DATA, THREADS, at_least_one, check_command, decimals, integers, optional
 from thinwire.errors import ConfigError
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
@@ -50,26 +32,18 @@ DEFAULT_NUMEL = {"cpu": 25_000_000, "cuda": 100_000_000}
 Repeats = Annotated[int, typer.Option("--repeats", help="Measured rounds; the table shows medians.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a row instead of the table.")]
 Numel = Annotated[int, typer.Option("--numel", help="Numbers in the vector.")]
-Op = Annotated[
-    str | None,
-    typer.Option("--op", help=f"Some of (default: all) {', '.join(OPERATIONS)}.", show_default=False),
-]
+Op = Annotated[str | None, optional("--op", help=f"Some of (default: all) {', '.join(OPERATIONS)}.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Densities = Annotated[str, typer.Option("--densities", help="Shares of the numbers kept, with commas between them.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Threads (default: torch's).", show_default=False)]
+Threads = Annotated[int | None, optional("--threads", help="Threads (default: torch's).")]
 Rounds = Annotated[int, typer.Option("--rounds", help="Measured rounds; the table shows medians.")]
-Libsvm = Annotated[
-    str | None,
-    typer.Option("--data", help="The folder of LIBSVM files (default: THINWIRE_DATA).", show_default=False),
-]
 Row = TypeVar("Row", bound=Measured)
 
 
 @bench.command("kernels")
 def kernels(
     numel: Annotated[
-        int | None,
-        typer.Option("--numel", help="Numbers in the vector (default: 25 million, on a GPU 100).", show_default=False),
+        int | None, optional("--numel", help="Numbers in the vector (default: 25 million, on a GPU 100).")
     ] = None,
     densities: Densities = "0.01,0.001",
     op: Op = None,
@@ -159,11 +133,11 @@ def step(rounds: Rounds = 15, as_json: Json = False) -> None:
       thinwire bench step --rounds 25
     """
     at_least_one(rounds=rounds)
-    rows = _measured(bench_step(rounds), as_json)
+    rows = _measured(ddp_step.bench_step(rounds), as_json)
     if rows:
-        say(console(), f"2 ranks on gloo over the loopback, 1 thread each, 10.0 M parameters, batch {BATCH}")
+        say(console(), f"2 ranks on gloo over the loopback, 1 thread each, 10.0 M parameters, batch {ddp_step.BATCH}")
         say(console(), f"medians of {rounds} steps taken in turns")
-        console().print(step_table(rows), *(part_table(row) for row in rows if row.parts_ms))
+        console().print(ddp_step.step_table(rows), *(ddp_step.part_table(row) for row in rows if row.parts_ms))
 
 
 @bench.command("bytes")
@@ -181,16 +155,16 @@ def count_bytes(
       thinwire bench bytes --workers 2
     """
     at_least_one(workers=workers)
-    rows = _measured(bench_traffic(workers), as_json)
+    rows = _measured(ddp_step.bench_traffic(workers), as_json)
     if rows:
-        say(console(), f"{workers} workers, 2 M parameters, {BYTES_STEPS} steps, all workers together")
-        console().print(traffic_table(rows))
+        say(console(), f"{workers} workers, 2 M parameters, {ddp_step.BYTES_STEPS} steps, all workers together")
+        console().print(ddp_step.traffic_table(rows))
 
 
 @bench.command("memory")
 def memory(
     parameters: Annotated[int, typer.Option("--parameters", help="Of the network.")] = 30_000_000,
-    rules: Annotated[str, typer.Option("--rules", help="Rules, with semicolons between.")] = ";".join(RULES),
+    rules: Annotated[str, typer.Option("--rules", help="Rules, with semicolons between.")] = ";".join(ddp_step.RULES),
     as_json: Json = False,
 ) -> None:
     """Memory of a DDP step above dense training, in bytes a parameter, on two gloo ranks of this machine.
@@ -202,18 +176,16 @@ def memory(
       thinwire bench memory --rules "memsgd(topk(0.01));ef21(topk(0.01))"
     """
     at_least_one(parameters=parameters)
-    rows = _measured(bench_memory(parameters, [rule.strip() for rule in rules.split(";")]), as_json)
+    rows = _measured(ddp_step.bench_memory(parameters, [rule.strip() for rule in rules.split(";")]), as_json)
     if rows:
         say(console(), f"{rows[0].parameters:,} parameters, 2 ranks on gloo")
-        console().print(memory_table(rows))
+        console().print(ddp_step.memory_table(rows))
 
 
 @bench.command("moments")
 def moments(
     small: Annotated[bool, typer.Option("--small", help="Small networks and batches: under a minute.")] = False,
-    only: Annotated[
-        int | None, typer.Option("--only", help="One of the networks: 0, 1 or 2.", show_default=False)
-    ] = None,
+    only: Annotated[int | None, optional("--only", help="One of the networks: 0, 1 or 2.")] = None,
     device: Device = "cpu",
     repeats: Repeats = 7,
     as_json: Json = False,
@@ -235,7 +207,7 @@ def moments(
 
 
 @bench.command("simulate")
-def simulation(
+def simulate(
     dataset: Annotated[str, typer.Option("--dataset", help="Data sets, with commas between.")] = BREAST_CANCER,
     workers: Annotated[int, typer.Option("--workers", "-n", help="Workers beside the numpy loop.")] = 20,
     growth: Annotated[
@@ -243,10 +215,10 @@ def simulation(
     ] = "100,1000,10000",
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds beside numpy; a tenth as workers grow.")] = 3000,
     threads: Annotated[int, typer.Option("--threads", help="Threads of both sides.")] = 1,
-    data: Libsvm = None,
+    data: options.Libsvm = None,
     as_json: Json = False,
-    page: Page = None,
-    force: Force = False,
+    page: options.Page = None,
+    force: options.Force = False,
 ) -> None:
     """Time EF21 with top-1 on logistic regression beside a plain numpy loop, then with more and more workers.
 
@@ -262,13 +234,12 @@ def simulation(
     check_page(page, force=force)
     loaded = [load_dataset(name.strip(), data) for name in dataset.split(",")]
     more = integers(growth, "--growth") if growth else []
-    found = bench_simulation(loaded, workers, more, rounds, threads)
-    rows = list(_shown(found, as_json))
+    rows = list(_shown(simulation.bench_simulation(loaded, workers, more, rounds, threads), as_json))
     if page is not None:
-        growth_page(rows, page)
+        simulation.growth_page(rows, page)
     if not as_json:
         say(console(), f"EF21, top-1, float64; {machine()} on both sides")
-        console().print(simulation_table(rows))
+        console().print(simulation.simulation_table(rows))
 
 
 @bench.command("crowd")
@@ -278,12 +249,12 @@ def crowd(
         str, typer.Option("--workers", "-n", help="Numbers of workers, with commas between.")
     ] = "20,500",
     methods: Annotated[str, typer.Option("--methods", help="Methods, with semicolons between.")] = ";".join(
-        CROWD_METHODS
+        simulation.CROWD_METHODS
     ),
     rounds: Rounds = 60,
-    data: Libsvm = None,
+    data: options.Libsvm = None,
     as_json: Json = False,
-    plugin: Plugin = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Time a simulated round of logistic regression as workers grow, method by method, on one thread.
 
@@ -297,17 +268,16 @@ def crowd(
     at_least_one(rounds=rounds, workers=min(counts))
     check_command(DATA)
     names = [method.strip() for method in methods.split(";")]
-    rows = _measured(bench_crowd(load_dataset(dataset, data), counts, names, rounds), as_json)
+    rows = _measured(simulation.bench_crowd(load_dataset(dataset, data), counts, names, rounds), as_json)
     if rows:
         say(console(), machine())
-        console().print(crowd_table(rows))
+        console().print(simulation.crowd_table(rows))
 
 
 @bench.command("lockfree")
 def lockfree(
     dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="Time to a loss on this data set, in place of speed.", show_default=False),
+        str | None, optional("--dataset", help="Time to a loss on this data set, in place of speed.")
     ] = None,
     method: Annotated[
         str, typer.Option("--method", help="With --dataset: methods beside SGD, with semicolons between.")
@@ -321,7 +291,7 @@ def lockfree(
     shapes: Annotated[str, typer.Option("--shapes", help="Shapes of those data.")] = "uniform,skewed,dense",
     threads: Annotated[str, typer.Option("--threads", help="Numbers of threads, with commas between.")] = "1,2",
     repeats: Repeats = 5,
-    data: Libsvm = None,
+    data: options.Libsvm = None,
     as_json: Json = False,
 ) -> None:
     """Steps a second of the lock-free engine beside lock-free SGD and scikit-learn's SGDClassifier, by turns.

@@ -24,10 +24,8 @@ def compare(
     batch: options.Batch = None,
     lr: Annotated[
         str | None,
-        typer.Option(
-            "--lr",
-            help="Learning rate: one for all, or one for each SPEC with commas between (default: the task's).",
-            show_default=False,
+        options.optional(
+            "--lr", help="Learning rate: one for all, or one for each SPEC with commas between (default: the task's)."
         ),
     ] = None,
     optimizer: options.Optimizer = None,

@@ -20,8 +20,7 @@ def demo(
     seeds: options.Seeds = "0,1",
     out: options.Out = None,
     page: Annotated[
-        Path | None,
-        typer.Option("--page", help="Where the page goes (default: beside the record).", show_default=False),
+        Path | None, options.optional("--page", help="Where the page goes (default: beside the record).")
     ] = None,
     force: options.Force = False,
     debug: options.Debug = False,

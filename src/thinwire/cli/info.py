@@ -49,7 +49,7 @@ def _inventory() -> dict[str, str]:
         "python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
         "processor": f"{cpu_model()}, {os.cpu_count()} CPUs",
-        "devices": ", ".join(["cpu", *_gpus()]),
+        "devices": ", ".join(["cpu", *map(torch.cuda.get_device_name, range(torch.cuda.device_count()))]),
         "process groups": ", ".join(process_groups()),
         **{name: version(name) or f"missing: pip install 'thinwire[{extra}]'" for name, extra in EXTRAS.items()},
         "kernels": "; ".join(f"{device}: {_kernels(backend)}" for device, backend in BACKENDS.items()),
@@ -62,7 +62,3 @@ def _inventory() -> dict[str, str]:
 
 def _kernels(backend: Backend) -> str:
     return backend.name if backend.installed else f"plain torch (for {backend.name}: {backend.remedy})"
-
-
-def _gpus() -> list[str]:
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -34,16 +35,6 @@ def _in_words(names: Iterable[str], joint: str) -> str:
     return f"{', '.join(most)} {joint} {last}" if most else last
 
 
-def _tasks() -> str:
-    """Every task with what it is."""
-    return "; ".join(f"{name} ({task.about})" for name, task in TASKS.items())
-
-
-def _reads() -> str:
-    """What tasks may be given as data, task by task."""
-    return "; ".join(f"for {name}: {task.reads}" for name, task in TASKS.items() if task.reads)
-
-
 def _load_plugins(paths: list[Path] | None) -> list[Path] | None:
     """Execute the user's files before anything else is read."""
     for path in paths or ():
@@ -51,44 +42,36 @@ def _load_plugins(paths: list[Path] | None) -> list[Path] | None:
     return paths
 
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help=f"{_tasks()}.")]
+optional = partial(typer.Option, show_default=False)
+"""An option whose help says itself what holds without it."""
+ABOUT = "; ".join(f"{name} ({task.about})" for name, task in TASKS.items())
+READS = "; ".join(f"for {name}: {task.reads}" for name, task in TASKS.items() if task.reads)
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help=f"{ABOUT}.")]
 Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")]
 Workers = Annotated[int, typer.Option("--workers", "-n", help="Number of workers.")]
 Engine = Annotated[
     str, typer.Option("--engine", help="ddp: real processes on gloo; sim: simulated in this process, same numbers.")
 ]
-Steps = Annotated[int | None, typer.Option("--steps", help="Training steps (default: the task's).", show_default=False)]
-Batch = Annotated[
-    int | None, typer.Option("--batch", help="Samples of one worker's step (default: the task's).", show_default=False)
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option("--optimizer", help=f"{one_of(OPTIMIZERS)} (default: the task's).", show_default=False),
-]
+Steps = Annotated[int | None, optional("--steps", help="Training steps (default: the task's).")]
+Batch = Annotated[int | None, optional("--batch", help="Samples of one worker's step (default: the task's).")]
+Optimizer = Annotated[str | None, optional("--optimizer", help=f"{one_of(OPTIMIZERS)} (default: the task's).")]
 Schedule = Annotated[
-    str | None,
-    typer.Option("--schedule", help=f"Learning rate: {one_of(SCHEDULES)} (default: the task's).", show_default=False),
+    str | None, optional("--schedule", help=f"Learning rate: {one_of(SCHEDULES)} (default: the task's).")
 ]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help=f"{_reads()}.", show_default=False),
-]
+Data = Annotated[Path | None, optional("--data", help=f"{READS}.")]
+Libsvm = Annotated[str | None, optional("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).")]
 Evaluations = Annotated[int, typer.Option("--evaluations", help="How often the test metric is taken during a run.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Where the record goes (default: runs/TASK-TIME.jsonl).", show_default=False),
-]
-Page = Annotated[Path | None, typer.Option("--page", help="Also write the report page here.", show_default=False)]
+Out = Annotated[Path | None, optional("--out", "-o", help="Where the record goes (default: runs/TASK-TIME.jsonl).")]
+Page = Annotated[Path | None, optional("--page", help="Also write the report page here.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over files that exist.")]
 Plugin = Annotated[
     list[Path] | None,
-    typer.Option(
+    optional(
         "--plugin",
         callback=_load_plugins,
         is_eager=True,
         metavar="FILE",
         help="A Python file that registers compressors or rules of your own; may be given several times.",
-        show_default=False,
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's traceback.")]

@@ -46,6 +46,8 @@ class Outputs:
     @classmethod
     def of(cls, context: typer.Context, name: str, out: Path | None, page: Path | None, **how: bool) -> Outputs:
         """Checked before any work is done."""
+        if how["resume"] and out is None:
+            raise ConfigError("--resume goes on with the record that --out names; give --out as well")
         record = record_path(out, name)
         check_outputs(record, page, force=how["force"], resume=how["resume"])
         return cls(record, page, command=["thinwire", *context.obj], **how)
@@ -70,12 +72,6 @@ class Outputs:
         if not whole:
             say(Console(stderr=True), f"finished runs are kept; go on with --resume --out {self.record}")
             raise typer.Exit(INTERRUPTED)
-
-
-def check_resume(resume: bool, out: Path | None) -> None:
-    """Refuse to go on with a record that is not named."""
-    if resume and out is None:
-        raise ConfigError("--resume goes on with the record that --out names; give --out as well")
 
 
 # ------------------------------------------------------------------------------------------------------------- sections

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,8 +10,8 @@ from rich.console import Console
 
 from thinwire.cli import options
 from thinwire.cli.console import say
-from thinwire.cli.options import DATA, THREADS, check_command
-from thinwire.cli.recorded import Outputs, check_resume, run_experiment, train_all
+from thinwire.cli.options import DATA, THREADS, check_command, optional
+from thinwire.cli.recorded import Outputs, run_experiment, train_all
 from thinwire.errors import ConfigError
 from thinwire.papers.ef21 import runs as ef21_runs
 from thinwire.papers.ef21 import settings as ef21_settings
@@ -27,10 +26,8 @@ from thinwire.training.tasks import TASKS
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat a paper's experiment and set it beside the paper's figures.")
 
-_option = partial(typer.Option, show_default=False)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a run, or a row, instead of the tables.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the record of --out.")]
-Libsvm = Annotated[str | None, _option("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).")]
 WHOLE, QUICK = memsgd_settings.WHOLE, memsgd_settings.QUICK
 EF21_QUICK = f"{ef21_settings.QUICK_ROUNDS} rounds, {' and '.join(ef21_settings.QUICK_FIGURES)}: a minute."
 MEMSGD_QUICK = f"{', '.join(QUICK.figures)}, {QUICK.most:,} steps or one epoch a run: a minute."
@@ -54,14 +51,14 @@ def ef21(
     context: typer.Context,
     dataset: Annotated[
         str | None,
-        _option(
+        optional(
             "--dataset", help="With commas between (default: phishing,a9a where there is data, else breast_cancer)."
         ),
     ] = None,
-    figures: Annotated[str | None, _option("--figures", help=_some_of(ef21_settings.FIGURES))] = None,
-    rounds: Annotated[int | None, _option("--rounds", help=f"At most (default: {ef21_settings.ROUNDS:,}).")] = None,
+    figures: Annotated[str | None, optional("--figures", help=_some_of(ef21_settings.FIGURES))] = None,
+    rounds: Annotated[int | None, optional("--rounds", help=f"At most (default: {ef21_settings.ROUNDS:,}).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help=EF21_QUICK)] = False,
-    data: Libsvm = None,
+    data: options.Libsvm = None,
     as_json: Json = False,
     resume: Resume = False,
     out: options.Out = None,
@@ -81,7 +78,6 @@ def ef21(
 
       thinwire reproduce ef21 --dataset phishing,a9a,mushrooms,w8a --figures tuned --data ~/libsvm --page ef21.html
     """
-    check_resume(resume, out)
     check_command(DATA, page=page)
     outputs = Outputs.of(context, "ef21", out, page, resume=resume, force=force, as_json=as_json)
     where = places(_split(dataset) if dataset is not None else ef21_settings.default_datasets(data), data)
@@ -107,20 +103,20 @@ def ef21(
 @reproduce.command("memsgd")
 def memsgd(
     context: typer.Context,
-    figures: Annotated[str | None, _option("--figures", "--figure", help=_some_of(memsgd_settings.FIGURES))] = None,
+    figures: Annotated[str | None, optional("--figures", "--figure", help=_some_of(memsgd_settings.FIGURES))] = None,
     dataset: Annotated[
         str | None,
-        _option("--dataset", help="With commas between: generated, breast_cancer, LIBSVM files of the folder --data."),
+        optional("--dataset", help="With commas between: generated, breast_cancer, LIBSVM files of the folder --data."),
     ] = None,
-    data: Libsvm = None,
+    data: options.Libsvm = None,
     samples: Annotated[
-        int | None, _option("--samples", help=f"Rows of generated (default: {WHOLE.samples:,}).")
+        int | None, optional("--samples", help=f"Rows of generated (default: {WHOLE.samples:,}).")
     ] = None,
-    epochs: Annotated[int | None, _option("--epochs", help="Of every run (default: the paper's or more).")] = None,
+    epochs: Annotated[int | None, optional("--epochs", help="Of every run (default: the paper's or more).")] = None,
     threads: Annotated[
-        str | None, _option("--threads", help="Numbers of threads (default: the paper's, up to all cores).")
+        str | None, optional("--threads", help="Numbers of threads (default: the paper's, up to all cores).")
     ] = None,
-    repeats: Annotated[int | None, _option("--repeats", help=f"Of timed runs (default: {WHOLE.repeats}).")] = None,
+    repeats: Annotated[int | None, optional("--repeats", help=f"Of timed runs (default: {WHOLE.repeats}).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help=MEMSGD_QUICK)] = False,
     as_json: Json = False,
     resume: Resume = False,
@@ -145,7 +141,6 @@ def memsgd(
 
       thinwire reproduce memsgd --data ~/libsvm --dataset rcv1_train.binary,generated --out m.jsonl --resume
     """
-    check_resume(resume, out)
     check_command(THREADS, DATA, page=page)
     outputs = Outputs.of(context, "memsgd", out, page, resume=resume, force=force, as_json=as_json)
     some = QUICK if quick else WHOLE
@@ -172,11 +167,11 @@ def vgc(
         str, typer.Option("--optimizer", help="adam or momentum, the halves of the table, or adamw.")
     ] = "adam",
     methods: Annotated[
-        str | None, _option("--methods", help="Methods, with commas between (default: the paper's).")
+        str | None, optional("--methods", help="Methods, with commas between (default: the paper's).")
     ] = None,
-    epochs: Annotated[int | None, _option("--epochs", help="Epochs of each run (default: the paper's 300).")] = None,
+    epochs: Annotated[int | None, optional("--epochs", help="Epochs of each run (default: the paper's 300).")] = None,
     seeds: options.Seeds = "0",
-    data: Annotated[str | None, _option("--data", help="The folder of CIFAR-10 (default: THINWIRE_DATA).")] = None,
+    data: Annotated[str | None, optional("--data", help="The folder of CIFAR-10 (default: THINWIRE_DATA).")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda; all workers share it.")] = "cpu",
     small: Annotated[bool, typer.Option("--small", help="Digits in place of CIFAR-10: two cores, minutes.")] = False,
     as_json: Json = False,
@@ -202,7 +197,6 @@ def vgc(
     """
     if small and data is not None:
         raise ConfigError(f"--small brings its own data, got --data {data}; leave one of them out")
-    check_resume(resume, out)
     configs = vgc_configs(
         SMALL if small else CIFAR10,
         optimizer,

@@ -40,16 +40,11 @@ def theory(
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", help="Of --split iid and skewed.")] = 0,
     strength: Annotated[
-        float | None,
-        typer.Option("--strength", help="λ of the regulariser (default: the problem's).", show_default=False),
+        float | None, options.optional("--strength", help="λ of the regulariser (default: the problem's).")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="A LIBSVM file, or a folder of them (default: THINWIRE_DATA).", show_default=False),
-    ] = None,
+    data: options.Libsvm = None,
     step: Annotated[
-        float | None,
-        typer.Option("--step", help="Held against theory's: a warning where beyond.", show_default=False),
+        float | None, options.optional("--step", help="Held against theory's: a warning where beyond.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tables.")] = False,
     plugin: options.Plugin = None,

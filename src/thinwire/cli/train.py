@@ -24,9 +24,7 @@ def train(
     engine: options.Engine = "ddp",
     steps: options.Steps = None,
     batch: options.Batch = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate (default: the task's).", show_default=False)
-    ] = None,
+    lr: Annotated[float | None, options.optional("--lr", help="Learning rate (default: the task's).")] = None,
     optimizer: options.Optimizer = None,
     schedule: options.Schedule = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides initialisation, order of data and random masks.")] = 0,
