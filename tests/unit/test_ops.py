@@ -58,7 +58,7 @@ def test_topk_gives_k_positions_whatever_the_vector_holds(dtype: torch.dtype) ->
 def test_nan_reaches_every_threshold() -> None:
     x = torch.tensor([1.0, math.nan, -math.inf])
     assert large_indices(x, 2.0).tolist() == [1, 2]
-    assert definitions.strom(x, 2.0)[1].tolist() == [0.0, -2.0]
+    assert definitions.threshold(x, 2.0, signs=True)[1].tolist() == [0.0, -2.0]
 
 
 @pytest.mark.parametrize(("numel", "k"), [(0, 0), (1, 1), (5, 5), (5, 9), (100, 1), (100, 37)])

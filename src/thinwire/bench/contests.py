@@ -72,10 +72,6 @@ def _laplace(numel: int, generator: torch.Generator) -> Tensor:
     return one - other
 
 
-def _cauchy(numel: int, generator: torch.Generator) -> Tensor:
-    return torch.empty(numel, device=generator.device).cauchy_(generator=generator)
-
-
 def _one_huge(numel: int, generator: torch.Generator) -> Tensor:
     x = _normal(numel, generator)
     x[numel // 2] = 1e30
@@ -96,7 +92,7 @@ ADVERSARIAL: dict[str, Draw] = {
     "all zero": lambda numel, generator: torch.zeros(numel, device=generator.device),
     "one huge": _one_huge,
     "sorted": lambda numel, generator: _normal(numel, generator).sort().values,
-    "cauchy": _cauchy,  # tails so heavy that there is no mean
+    "cauchy": lambda numel, generator: torch.empty(numel, device=generator.device).cauchy_(generator=generator),
     "denormal": lambda numel, generator: _normal(numel, generator) * 2.0**-131,
     "some infinite": _some_infinite,
 }
@@ -202,7 +198,7 @@ def strom(given: Inputs) -> Contest:
         positions = np.flatnonzero(np.abs(error) >= tau)
         error[positions] -= np.sign(error[positions]) * np.float32(tau)
 
-    step = partial(ops.memory_strom_, value=value, layout=given.layout, tau=tau, ratios=None)
+    step = partial(ops.memory_threshold_, value=value, layout=given.layout, tau=tau, ratios=None, signs=True)
     return Contest(step, by_reference(step), by_numpy)
 
 

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.layout import Layout
-from thinwire.ops import (
-    Key,
-    difference_strom_,
-    difference_threshold_,
-    memory_strom_,
-    memory_threshold_,
-    strom,
-    threshold,
-)
+from thinwire.ops import Key, difference_threshold_, memory_threshold_, threshold
 from thinwire.payload import Payload, Sparse
 from thinwire.payload.values import SIGN_ONLY, value_format
 from thinwire.warmup import Number, at, bounds, is_moving
@@ -102,15 +94,16 @@ class Strom(Compressor):
         check_tau(self.name, self.tau)
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
-        return self._payload(*strom(x, at(self.tau, key.step)), layout)
+        return self._payload(*threshold(x, at(self.tau, key.step), signs=True), layout)
 
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Sparse:
         """A memory's step in one pass."""
-        return self._payload(*memory_strom_(error, value, layout, at(self.tau, key.step), ratios), layout)
+        positions, values = memory_threshold_(error, value, layout, at(self.tau, key.step), ratios, signs=True)
+        return self._payload(positions, values, layout)
 
     def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Sparse:
         """A follower's step in one pass."""
-        return self._payload(*difference_strom_(local, target, at(self.tau, key.step)), layout)
+        return self._payload(*difference_threshold_(local, target, at(self.tau, key.step), signs=True), layout)
 
     def _payload(self, positions: Tensor, values: Tensor, layout: Layout) -> Sparse:
         return Sparse(positions, values, layout, SIGN_ONLY, counted=False)

@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from thinwire.moments.layer import Layer, Setting, per_channel
 from thinwire.moments.rows import Outer, Rows, by_pairs, parts, wide
 from thinwire.ops import correlation_squares_, product_epsilon
+from thinwire.ops.reference import weight_gradient
 
 WIDE = {"cpu": 256}
 """From so many output positions on, a convolution with a group for each sample beats unfolding (which copies the input
@@ -88,39 +89,21 @@ class Correlation(Rows):
         return Outer(left, columns.transpose(2, 3), self.shape, "convolution")
 
     def rows(self, part: slice) -> Tensor:
-        if self._grouped:
-            return self._by_groups(self.image[part], self.delta[part])
-        return self._outer(part).rows(slice(None))
+        if not self._grouped:
+            return self._outer(part).rows(slice(None))
+        image, delta = (t[part].reshape(1, -1, *t.shape[2:]) for t in (self.image, self.delta))  # samples as channels
+        return self._weight_gradient(image, delta, len(self.delta[part])).reshape(-1, *self.shape)
 
     def part(self, part: slice) -> Correlation:
         return Correlation(self.image[part], self.delta[part], self.kernel, self.shape)
-
-    def _by_groups(self, image: Tensor, delta: Tensor) -> Tensor:
-        """The samples side by side, as channels of one image."""
-        samples, image, delta = len(delta), *(t.reshape(1, -1, *t.shape[2:]) for t in (image, delta))
-        return self._weight_gradient(image, delta, samples).reshape(-1, *self.shape)
 
     def total(self) -> Tensor:
         return self._weight_gradient(self.image, self.delta, 1)
 
     def _weight_gradient(self, image: Tensor, delta: Tensor, kernels: int) -> Tensor:
         """That of a convolution of so many kernels like this one, side by side."""
-        kernel, none = self.kernel, [0] * len(self.kernel.size)
-        weight = delta.new_empty(1).expand(kernels * self.shape[0], *self.shape[1:])
-        gradient: Tensor = torch.ops.aten.convolution_backward(
-            delta,
-            image,
-            weight,
-            None,
-            list(kernel.stride),
-            none,
-            list(kernel.dilation),
-            False,
-            none,
-            kernels * kernel.groups,
-            [False, True, False],
-        )[1]
-        return gradient
+        kernel, weight = self.kernel, delta.new_empty(1).expand(kernels * self.shape[0], *self.shape[1:])
+        return weight_gradient(image, delta, weight, kernel.stride, kernel.dilation, kernels * kernel.groups)
 
     def _chunks(self) -> Iterator[slice]:
         unfolded = self.image.shape[1] * math.prod(self.kernel.size) * self.positions

@@ -85,49 +85,28 @@ def large_indices(x: Tensor, threshold: float) -> Tensor:
     return (~(x.abs() < threshold)).nonzero().squeeze(1)
 
 
-def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and these entries."""
+def threshold(x: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
+    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and these entries.
+
+    With `signs`, sign(x) * tau for each in their place. NaN reaches tau, and has no sign: what is sent for it is zero.
+    """
     positions = large_indices(x, tau)
-    return positions, x[positions]
+    values = x[positions]
+    return positions, values.sign() * torch.tensor(tau, dtype=x.dtype, device=x.device) if signs else values
 
 
 def memory_threshold_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None, signs: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """error <- ratio * error + value; then what reaches tau, taken out: zero is left there."""
-    positions, values = threshold(accumulate_(error, value, layout, ratios), tau)
+    """error <- ratio * error + value; then what reaches tau (with `signs`, sign(error) * tau of it), taken out."""
+    positions, values = threshold(accumulate_(error, value, layout, ratios), tau, signs)
     error[positions] -= values
     return positions, values
 
 
-def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """What of target - local reaches tau, added to local."""
-    positions, values = threshold(target - local, tau)
-    local[positions] += values
-    return positions, values
-
-
-def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Ascending positions of the entries with |x| >= tau (tau in the precision of x), and sign(x) * tau for each.
-
-    NaN reaches tau, and has no sign: what is sent for it is zero.
-    """
-    positions = large_indices(x, tau)
-    return positions, x[positions].sign() * torch.tensor(tau, dtype=x.dtype, device=x.device)
-
-
-def memory_strom_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
-) -> tuple[Tensor, Tensor]:
-    """error <- ratio * error + value; then sign(error) * tau taken out of what reaches tau."""
-    positions, values = strom(accumulate_(error, value, layout, ratios), tau)
-    error[positions] -= values
-    return positions, values
-
-
-def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """sign(target - local) * tau where the difference reaches tau, added to local."""
-    positions, values = strom(target - local, tau)
+def difference_threshold_(local: Tensor, target: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
+    """What of target - local reaches tau (with `signs`, its sign times tau), added to local."""
+    positions, values = threshold(target - local, tau, signs)
     local[positions] += values
     return positions, values
 
@@ -185,6 +164,17 @@ def _unambiguous(
     return total * total > alphas.repeat_interleave(numels) * squares
 
 
+def weight_gradient(
+    image: Tensor, delta: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    """The gradient of a convolution's weight, of which the shape counts alone; `image` is padded already."""
+    none, which = [0] * len(stride), [False, True, False]
+    found: Tensor = torch.ops.aten.convolution_backward(
+        delta, image, weight, None, stride, none, dilation, False, none, groups, which
+    )[1]
+    return found
+
+
 def correlation_squares_(
     out: Tensor,
     beta: int,
@@ -202,21 +192,8 @@ def correlation_squares_(
     torch's settings the precision of float32 products follows; the rows here are torch's own convolutions, which
     always follow the setting for convolutions.
     """
-    zeros = [0] * len(stride)
     for z in range(len(image)):
-        row = torch.ops.aten.convolution_backward(
-            delta[z : z + 1],
-            image[z : z + 1],
-            out,
-            None,
-            stride,
-            zeros,
-            dilation,
-            False,
-            zeros,
-            groups,
-            [False, True, False],
-        )[1]
+        row = weight_gradient(image[z : z + 1], delta[z : z + 1], out, stride, dilation, groups)
         out.addcmul_(row, row) if beta else torch.mul(row, row, out=out)
         beta = 1
 

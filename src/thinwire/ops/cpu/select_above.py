@@ -160,35 +160,18 @@ def above(
     return positions, values
 
 
-def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def threshold(x: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
     """See `reference.threshold`."""
-    return above(PLAIN, x, x, None, tau, None)
+    return above(PLAIN, x, x, None, tau, tau if signs else None)
 
 
 def memory_threshold_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None, signs: bool = False
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_threshold_`."""
-    return above(MEMORY, error, value, (layout, ratios) if ratios else None, tau, None)
+    return above(MEMORY, error, value, (layout, ratios) if ratios else None, tau, tau if signs else None)
 
 
-def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def difference_threshold_(local: Tensor, target: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
     """See `reference.difference_threshold_`."""
-    return above(DIFFERENCE, local, target, None, tau, None)
-
-
-def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """See `reference.strom`."""
-    return above(PLAIN, x, x, None, tau, tau)
-
-
-def memory_strom_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
-) -> tuple[Tensor, Tensor]:
-    """See `reference.memory_strom_`."""
-    return above(MEMORY, error, value, (layout, ratios) if ratios else None, tau, tau)
-
-
-def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """See `reference.difference_strom_`."""
-    return above(DIFFERENCE, local, target, None, tau, tau)
+    return above(DIFFERENCE, local, target, None, tau, tau if signs else None)

@@ -61,58 +61,31 @@ def spread(words: Tensor, reached: Tensor, capacity: int, launch: Launcher) -> T
 
 
 @float32_in_one_stretch
-def threshold(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def threshold(x: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
     """See `reference.threshold`."""
     positions = positions_above(PLAIN, x, x, one_piece(x.numel()), tau, None)
-    return positions, x[positions]
+    return positions, _sent(x[positions], tau, signs)
 
 
 @float32_in_one_stretch
 def memory_threshold_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
+    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None, signs: bool = False
 ) -> tuple[Tensor, Tensor]:
     """See `reference.memory_threshold_`."""
     positions = positions_above(MEMORY, error, value, layout, tau, ratios)
-    values = error[positions]
+    values = _sent(error[positions], tau, signs)
     error[positions] -= values
     return positions, values
 
 
 @float32_in_one_stretch
-def difference_threshold_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def difference_threshold_(local: Tensor, target: Tensor, tau: float, signs: bool = False) -> tuple[Tensor, Tensor]:
     """See `reference.difference_threshold_`."""
     positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
-    values = target[positions] - local[positions]
+    values = _sent(target[positions] - local[positions], tau, signs)
     local[positions] += values
     return positions, values
 
 
-@float32_in_one_stretch
-def strom(x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """See `reference.strom`."""
-    positions, values = threshold(x, tau)
-    return positions, _signs(values, tau)
-
-
-@float32_in_one_stretch
-def memory_strom_(
-    error: Tensor, value: Tensor, layout: Layout, tau: float, ratios: Sequence[float] | None
-) -> tuple[Tensor, Tensor]:
-    """See `reference.memory_strom_`."""
-    positions = positions_above(MEMORY, error, value, layout, tau, ratios)
-    values = _signs(error[positions], tau)
-    error[positions] -= values
-    return positions, values
-
-
-@float32_in_one_stretch
-def difference_strom_(local: Tensor, target: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """See `reference.difference_strom_`."""
-    positions = positions_above(DIFFERENCE, local, target, one_piece(local.numel()), tau, None)
-    values = _signs(target[positions] - local[positions], tau)
-    local[positions] += values
-    return positions, values
-
-
-def _signs(x: Tensor, tau: float) -> Tensor:
-    return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype))
+def _sent(x: Tensor, tau: float, signs: bool) -> Tensor:
+    return x.sign() * float(torch.tensor(tau, dtype=torch.float64).to(x.dtype)) if signs else x

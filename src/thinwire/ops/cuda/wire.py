@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import reference
+from thinwire.ops.blocks import piece_ends
 from thinwire.ops.cuda.launch import aligned, ceil_div, float32_in_one_stretch, launcher
 from thinwire.ops.cuda.topk_kernels import popcount
 
@@ -335,11 +336,6 @@ def _first_bad(x, numel, first, TILE: tl.constexpr):
         tl.atomic_min(first, tl.min(tl.where(bad, i, numel)))
 
 
-@lru_cache(maxsize=256)
-def _ends(layout: Layout, device: torch.device) -> Tensor:
-    return torch.tensor([piece.part.stop for piece in layout.pieces], dtype=torch.int64, device=device)
-
-
 def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     """See `reference.first_nonfinite`."""
     if x.dtype == torch.float64:
@@ -349,7 +345,7 @@ def first_nonfinite(x: Tensor, layout: Layout) -> Tensor:
     if numel:
         launch = launcher("finite", numel, x.dtype, aligned(x))
         launch("first", _first_bad, (ceil_div(numel, 8192),), x, numel, first, 8192, num_warps=8)
-    place = torch.searchsorted(_ends(layout, x.device), first, right=True)
+    place = torch.searchsorted(piece_ends(layout, x.device), first, right=True)
     return torch.where(first < numel, place, -1).view(())
 
 
