@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
-from thinwire.linear.averages import Average, Final
 from thinwire.linear.checks import check_intercept, check_steps, check_units, checked_start, checked_workers
 from thinwire.linear.order import MASKS, Order, shuffled, stream_key
 from thinwire.linear.regularisers import Decoupled, InMemory, Regulariser
 from thinwire.linear.rules import ABOVE, RANDOM, TOP, step_rule
 from thinwire.linear.samples import Samples
-from thinwire.linear.schedules import Schedule
+from thinwire.linear.schedules import Average, Final, Schedule
 from thinwire.linear.steps.plan import Stretch, planned
 from thinwire.linear.steps.state import BROKEN, LEFT, LOG, NEXT, STOP, Private, Settings, private_state, shared_state
 from thinwire.linear.steps.walk import walk_dense, walk_sparse

@@ -16,11 +16,11 @@ micro-batches, a coarser statistic that has to be asked for by name (`MicroBatch
 """
 
 from thinwire.moments.layers import EXACT as EXACT
-from thinwire.moments.microbatch import split as split
 from thinwire.moments.plan import Entry as Entry
 from thinwire.moments.plan import Exact as Exact
 from thinwire.moments.plan import MicroBatches as MicroBatches
 from thinwire.moments.plan import Plan as Plan
 from thinwire.moments.plan import plan as plan
 from thinwire.moments.watch import Moments as Moments
+from thinwire.moments.watch import split as split
 from thinwire.moments.watch import watch as watch

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from thinwire.errors import MomentError
 from thinwire.moments.layer import Layer
 from thinwire.moments.plan import Plan, plain
-from thinwire.moments.slots import Call, ExactSlot, Slot
+from thinwire.moments.slots import Arrival, Call, ExactSlot, Slot
 
 Served = list[tuple[str, ExactSlot]]
 """A module's exact parameters, by their names in it."""
@@ -104,7 +104,7 @@ class Hooks:
 
     def _on_delta(self, call: Call, served: Served, delta: Tensor) -> None:
         self._backward_seen = True
-        arrival, turn = call.arrived(delta), self._turn()
+        arrival, turn = Arrival(call, delta), self._turn()
         for local, slot in served:
             slot.arrive(arrival, local, turn)
 

@@ -17,14 +17,7 @@ class Call:
     """One call of an exact module: its input, and δ once the backward pass has come to it."""
 
     def __init__(self, layer: Layer, module: nn.Module, kept: Callable[[], Tensor] | None) -> None:
-        self.layer, self.module, self.setting = layer, module, Setting(module.training)
-        self._kept = kept
-
-    def arrived(self, delta: Tensor) -> Arrival:
-        return Arrival(self, delta)
-
-    def input(self) -> Tensor | None:
-        return self._kept() if self._kept is not None else None
+        self.layer, self.module, self.setting, self.kept = layer, module, Setting(module.training), kept
 
 
 class Arrival:
@@ -41,8 +34,8 @@ class Arrival:
 
     def rows(self, local: str) -> Rows:
         call = self._call
-        if self._input is None and call.layer.needs_input(local):
-            self._input = call.input()
+        if self._input is None and call.kept is not None and call.layer.needs_input(local):
+            self._input = call.kept()
         return call.layer.rows(call.module, local, call.setting, self._input, self._delta)
 
 

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.errors import ConfigError, MomentError
 from thinwire.feedback import Need, Rule, rule_of
 from thinwire.moments.hooks import Hooks, take_off
-from thinwire.moments.microbatch import backward_in_parts
 from thinwire.moments.plan import Entry, Exact, MicroBatches, Plan, Source, check_initialised, plain, plan
 from thinwire.moments.slots import ExactSlot, MicroBatchSlot, Slot
 from thinwire.spec import rule_from
@@ -110,9 +109,15 @@ class Moments:
         self._check_batch(batch)
         self._probe_once(loss_of, batch)
         ddp = self._ddp() if self._ddp is not None else None
-        quiet = ddp.no_sync if ddp is not None else nullcontext
+        pieces, losses = split(batch, parts), []
         with self._hooks.any_batch():
-            return backward_in_parts(loss_of, batch, parts, mean=self._reduction == "mean", quiet=quiet)
+            for number, piece in enumerate(pieces, 1):
+                share = len(piece[0]) / len(batch[0]) if self._reduction == "mean" else 1.0
+                with ddp.no_sync() if ddp is not None and number < len(pieces) else nullcontext():
+                    loss = loss_of(*piece) * share
+                    torch.autograd.backward(loss)
+                losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     def check(self, loss_of: Callable[..., Tensor], *batch: Tensor) -> None:
         """Try out whether the loss has the stated reduction and every module sees the batch; else a `MomentError`.
@@ -226,6 +231,18 @@ def watch(
     planned = plan(_module(model), sources, None if rule is None else _needed(_module(model), rule_from(rule)))
     planned.check()
     return Moments(model, planned, reduction, checks, batch)
+
+
+def split(batch: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+    """The batch in micro-batches of nearly equal size, at least one sample each.
+
+    >>> [len(x) for x, in split([torch.zeros(10, 2)], 4)]
+    [3, 3, 2, 2]
+    """
+    sizes = sorted({len(tensor) for tensor in batch})
+    if len(sizes) != 1 or sizes == [0]:
+        raise MomentError(f"the tensors of a batch must have the same, positive number of samples, got {sizes}")
+    return list(zip(*(tensor.tensor_split(min(parts, len(tensor))) for tensor in batch), strict=True))
 
 
 def _needed(model: nn.Module, rule: Rule) -> set[str]:

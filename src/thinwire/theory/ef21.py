@@ -16,7 +16,7 @@ from thinwire.errors import ConfigError
 from thinwire.feedback import EF21, EF21W, EF21Plus, MemSGD
 from thinwire.theory.admissible import BELLS, Admissible, Case, Recursion, ef21_recursion, recursion_of, steps_of
 from thinwire.theory.contraction import is_deterministic
-from thinwire.theory.stochastic import ef21_sgd_step, stochastic_markov
+from thinwire.theory.variants import ef21_sgd_step, stochastic_markov
 
 Matrix = NDArray[np.float64]
 T1, T2 = "1/(L + L̃√(β/θ))", "min{1/(L + L̃√(2β/θ)), θ/2μ}"

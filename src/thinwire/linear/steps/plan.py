@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
-from thinwire.linear.averages import Average
 from thinwire.linear.order import Order
-from thinwire.linear.schedules import Schedule, Times
+from thinwire.linear.schedules import Average, Schedule, Times
 from thinwire.linear.steps.kernel import kernel
 
 LONGEST = 1 << 16
