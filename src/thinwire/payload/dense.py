@@ -20,10 +20,7 @@ class Dense(Payload):
 
     values: Tensor
     tag: ClassVar[int] = 1
-
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed: ClassVar[bool] = True
 
     @property
     def elements(self) -> int:
@@ -45,14 +42,8 @@ class Empty(Payload):
     """Nothing: a zero vector in no bytes."""
 
     tag: ClassVar[int] = 0
-
-    @property
-    def fixed(self) -> bool:
-        return True
-
-    @property
-    def elements(self) -> int:
-        return 0
+    fixed: ClassVar[bool] = True
+    elements: ClassVar[int] = 0
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out

@@ -120,11 +120,8 @@ class Partial(Payload):
     inner: Payload
     layout: Layout
     tag: ClassVar[int] = 10
+    fixed: ClassVar[bool] = False
     nests: ClassVar[bool] = True
-
-    @property
-    def fixed(self) -> bool:
-        return False
 
     @property
     def elements(self) -> Count:

@@ -26,10 +26,7 @@ class Signs(Payload):
     layout: Layout
     block: int
     tag: ClassVar[int] = 4
-
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed: ClassVar[bool] = True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_signs_(out, self.negative, self.scales.to(out.dtype), self.layout, self.block, alpha)
@@ -58,10 +55,7 @@ class Levels(Payload):
     levels: int
     block: int
     tag: ClassVar[int] = 5
-
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed: ClassVar[bool] = True
 
     @cached_property
     def elements(self) -> Tensor:
@@ -95,10 +89,7 @@ class Powers(Payload):
     codes: Tensor
     negative: Tensor
     tag: ClassVar[int] = 6
-
-    @property
-    def fixed(self) -> bool:
-        return True
+    fixed: ClassVar[bool] = True
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return add_powers_(out, self.codes, self.negative, alpha)

@@ -9,18 +9,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from thinwire import ops
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
-from thinwire.ops import (
-    Key,
-    add_at_,
-    exponent_codes,
-    pack_codes,
-    piece_indices,
-    randk_positions,
-    unpack_codes,
-    without_zeros,
-)
+from thinwire.ops import Key
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, LateReader, Reader, fields, raw
 from thinwire.payload.positions import pack_positions, size_varies, unpack_all_positions, unpack_positions
@@ -43,7 +35,7 @@ class Positioned(Payload):
         return self.positions.numel()
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return add_at_(out, self.positions, self.values.to(out.dtype), alpha)
+        return ops.add_at_(out, self.positions, self.values.to(out.dtype), alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +56,7 @@ class Sparse(Positioned):
             return Sparse(positions, values, layout, written, counted)
         values = written.round(values, positions, layout)
         if written.drops:
-            positions, values = without_zeros(positions, values)
+            positions, values = ops.without_zeros(positions, values)
         return Sparse(positions, values, layout, written, counted and not written.drops)
 
     def put_back_(self, error: Tensor, positions: Tensor, values: Tensor) -> Sparse:
@@ -117,15 +109,12 @@ class Masked(Positioned):
     counts: tuple[int, ...]
     written: ValueFormat
     tag: ClassVar[int] = 3
+    fixed: ClassVar[bool] = True
 
     @staticmethod
     def draw(layout: Layout, counts: Sequence[int], key: Key, device: torch.device) -> Tensor:
         """The shared positions: counts[i] of piece i, drawn without replacement."""
-        return randk_positions(layout, counts, key.shared().words(piece_indices(layout)), device)
-
-    @property
-    def fixed(self) -> bool:
-        return True
+        return ops.randk_positions(layout, counts, key.shared().words(ops.piece_indices(layout)), device)
 
     def pack(self) -> list[Chunk]:
         start = fields(f"B{len(self.counts)}I", self.written.tag, *self.counts)
@@ -160,6 +149,7 @@ class SparseWords(Positioned):
     """
 
     tag: ClassVar[int] = 8
+    fixed: ClassVar[bool] = False
 
     @staticmethod
     def of(sparse: Sparse) -> SparseWords:
@@ -171,13 +161,9 @@ class SparseWords(Positioned):
             )
         return SparseWords(sparse.positions, sparse.values, sparse.layout)
 
-    @property
-    def fixed(self) -> bool:
-        return False
-
     def pack(self) -> list[Chunk]:
-        exponent, codes = exponent_codes(self.values, self.positions, self.layout)
-        words = (self.positions << 4 | unpack_codes(codes, 4, self.elements)).to(torch.uint32)
+        exponent, codes = ops.exponent_codes(self.values, self.positions, self.layout)
+        words = (self.positions << 4 | ops.unpack_codes(codes, 4, self.elements)).to(torch.uint32)
         return [fields("I", self.positions.numel()), raw(exponent), raw(words)]
 
     @classmethod
@@ -186,7 +172,7 @@ class SparseWords(Positioned):
         reader.require(count <= layout.numel, "message claims {} words for a vector of {}", count, layout.numel)
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         words = reader.numbers(count, torch.uint32).to(torch.int64)
-        positions, codes = words >> 4, pack_codes(words & 15, 4)
+        positions, codes = words >> 4, ops.pack_codes(words & 15, 4)
         ascending = (positions.diff() > 0).all() & (positions[-1:] < layout.numel).all()
         reader.require(ascending, "positions are not strictly ascending below {}", layout.numel)
         positions.clamp_(max=layout.numel - 1)
