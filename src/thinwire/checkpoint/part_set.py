@@ -108,7 +108,7 @@ class PartSet:
             },
             indent=1,
         )
-        write_durably(self.manifest, lambda sink: _write_text(sink, text))
+        write_durably(self.manifest, lambda sink: sink.write(text.encode()))
 
     def seals(self) -> tuple[Seal, ...]:
         """What the manifest says of each rank's part, in rank order."""
@@ -205,10 +205,6 @@ def _proof(path: Path) -> None:
         ) from None
 
 
-def _write_text(sink: Sink, text: str) -> None:
-    sink.write(text.encode())
-
-
 def _seals(manifest: Any, step: int) -> tuple[Seal, ...]:
     match manifest:
         case {"format": int(), "step": int(saved), "world_size": int(size), "parts": [*parts]}:
@@ -249,7 +245,7 @@ class Sink:
         """Leave it to the end: what counts is one `fsync` of the whole file."""
 
 
-def write_durably(path: Path, write: Callable[[Sink], None], check: Callable[[Path], object] | None = None) -> Seal:
+def write_durably(path: Path, write: Callable[[Sink], object], check: Callable[[Path], object] | None = None) -> Seal:
     """Write a temporary file beside `path`, bring it to the disk, check it, give it its name: in this order.
 
     A kill leaves the old file (or none) and perhaps a temporary one. The name is on the disk too when this returns.
@@ -268,7 +264,7 @@ def write_durably(path: Path, write: Callable[[Sink], None], check: Callable[[Pa
     return seal
 
 
-def _write_and_sync(path: Path, write: Callable[[Sink], None]) -> Seal:
+def _write_and_sync(path: Path, write: Callable[[Sink], object]) -> Seal:
     with open(path, "wb") as file:
         sink = Sink(file)
         try:

@@ -19,8 +19,22 @@ from thinwire.payload.values import value_format
 from thinwire.warmup import Warmup
 
 
+class _Scaled(Compressor):
+    """What a scaled compressor has of the one within it."""
+
+    compressor: Compressor
+
+    @property
+    def draws(self) -> Draws | None:
+        return self.compressor.draws
+
+    @property
+    def piecewise(self) -> bool:
+        return self.compressor.piecewise
+
+
 @dataclass(frozen=True)
-class Contractive(Compressor):
+class Contractive(_Scaled):
     """C(x) = Q(x / (1 + omega)) for an unbiased Q: a contraction with delta = 1 / (1 + omega) (Richtarik et al. 2021,
     section 1).
 
@@ -50,20 +64,12 @@ class Contractive(Compressor):
             view.mul_(factors[piece.numel])
         return self.compressor(scaled, layout, key)
 
-    @property
-    def draws(self) -> Draws | None:
-        return self.compressor.draws
-
-    @property
-    def piecewise(self) -> bool:
-        return self.compressor.piecewise
-
     def delta(self, numel: int) -> float:
         return 1.0 / (1.0 + self.compressor.omega(numel))
 
 
 @dataclass(frozen=True)
-class Unbias(Unbiased):
+class Unbias(_Scaled, Unbiased):
     """Q(x) = (d/k) rand_k(x): E Q(x) = x, with variance omega = d/k - 1. The inverse of `Contractive`.
 
     Each coordinate is kept with probability k/d, so that E|Q(x) - x|^2 = (d/k - 1) |x|^2 exactly.
@@ -102,14 +108,6 @@ class Unbias(Unbiased):
         factors = _factors(self, layout, values.dtype, values.device)
         factor = factors if len(layout.pieces) == 1 else factors[piece_of(payload.positions, layout)]
         return replace(payload, values=values * factor)
-
-    @property
-    def draws(self) -> Draws | None:
-        return self.compressor.draws
-
-    @property
-    def piecewise(self) -> bool:
-        return self.compressor.piecewise
 
     def omega(self, numel: int) -> float:
         return 1.0 / self.compressor.delta(numel) - 1.0

@@ -5,20 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire import theory
 from thinwire.feedback import Rule
 from thinwire.problems.finite_sum import FiniteSum
-from thinwire.theory import (
-    Admissible,
-    Recursion,
-    Smoothness,
-    admissible,
-    check_counts,
-    compressor_of,
-    covered,
-    markov,
-    method_recursion,
-    young,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,21 +19,21 @@ class Constants:
     d: int
     workers: int
     nbytes: int
-    smoothness: Smoothness
+    smoothness: theory.Smoothness
     alpha: float | None
     """Contraction of the rule's compressor; None where it promises none."""
     omega: float | None
     """Its variance; None where it is biased."""
-    recursion: Recursion | None
+    recursion: theory.Recursion | None
     """None where the method's theory has none."""
-    steps: list[Admissible]
+    steps: list[theory.Admissible]
 
     @property
     def young(self) -> float | None:
         """s* where θ is EF21's, which comes from it, and s* finite."""
         if self.alpha is None or self.alpha == 1 or self.recursion is None:
             return None
-        return young(self.alpha) if self.recursion.theta == markov(self.alpha).theta else None
+        return theory.young(self.alpha) if self.recursion.theta == theory.markov(self.alpha).theta else None
 
     def plain(self) -> dict[str, Any]:
         """For JSON: numbers, texts and lists."""
@@ -70,11 +59,11 @@ class Constants:
 
 def constants(rule: Rule, problem: FiniteSum) -> Constants:
     """The constants of `rule` on `problem`; a rule without theory, or with k > d, is a `ConfigError`."""
-    rule = covered(rule)
-    compressor = compressor_of(rule)
-    check_counts(rule, problem.d)  # before the eigenvalues, which can take seconds
+    rule = theory.covered(rule)
+    compressor = theory.compressor_of(rule)
+    theory.check_counts(rule, problem.d)  # before the eigenvalues, which can take seconds
     smoothness = problem.smoothness()
-    steps = admissible(rule, smoothness, problem.d)
+    steps = theory.admissible(rule, smoothness, problem.d)
     alpha = compressor.delta(problem.d)
     return Constants(
         method=str(rule),
@@ -85,6 +74,6 @@ def constants(rule: Rule, problem: FiniteSum) -> Constants:
         smoothness=smoothness,
         alpha=alpha if alpha > 0 else None,
         omega=compressor.omega(problem.d),
-        recursion=method_recursion(rule, problem.d, problem.workers),
+        recursion=theory.method_recursion(rule, problem.d, problem.workers),
         steps=steps,
     )

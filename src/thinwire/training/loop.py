@@ -43,8 +43,9 @@ class Loop:
             self.recorder.run(self.run.config, self.run.task, parameters)
         status = self._train()
         if self.recorder:
-            traffic = self.run.traffic()
-            self.recorder.end(status, self.done, self.seconds, self.warm_up_seconds, traffic, self.values)
+            took = {"seconds": round(self.seconds, 6), "warm_up_seconds": round(self.warm_up_seconds, 6)}
+            totals = self.run.traffic().plain()
+            self.recorder.write("end", status=status, steps=self.done, **took, **totals, values=self.values)
 
     def _train(self) -> str:
         config = self.run.config
@@ -73,17 +74,21 @@ class Loop:
         return True
 
     def _log(self) -> float:
+        """The mean loss over workers and over the steps since the last such line."""
         losses = self.run.take_losses()
         loss = sum(losses) / len(losses)
         if self.recorder:
-            self.recorder.step(self.done, loss, self.run.traffic().sent, self.seconds)
+            self.recorder.write("step", step=self.done, loss=loss, **self._so_far())
         return loss
 
     def _evaluate(self) -> None:
         if self.recorder:
             self.run.settle()
             self.values = self.run.task.evaluate(self.run.model)
-            self.recorder.evaluation(self.done, self.values, self.run.traffic().sent, self.seconds)
+            self.recorder.write("eval", step=self.done, values=self.values, **self._so_far())
+
+    def _so_far(self) -> dict[str, float]:
+        return {"sent_bytes": self.run.traffic().sent, "seconds": round(self.seconds, 6)}
 
 
 @final

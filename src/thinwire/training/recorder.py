@@ -103,7 +103,8 @@ class Recorder:
         """Close the file."""
         self._lines.close()
 
-    def _write(self, kind: str, **content: Any) -> None:
+    def write(self, kind: str, **content: Any) -> None:
+        """Append a line of this kind, behind the head."""
         if self._lines.empty:
             self._append(head(self._provenance))
         self._append({"kind": kind, **content})
@@ -123,35 +124,7 @@ class Recorder:
             "parameters": parameters,
             "data": task.facts(),
         }
-        self._write("run", format=FORMAT, config=config.asdict(), task=about, provenance=self._provenance)
-
-    def step(self, step: int, loss: float, sent_bytes: int, seconds: float) -> None:
-        """Mean training loss over workers and over the steps since the last such line."""
-        self._write("step", step=step, loss=loss, sent_bytes=sent_bytes, seconds=round(seconds, 6))
-
-    def evaluation(self, step: int, values: Mapping[str, float], sent_bytes: int, seconds: float) -> None:
-        """Figures on held-out data after `step` steps."""
-        self._write("eval", step=step, values=values, sent_bytes=sent_bytes, seconds=round(seconds, 6))
-
-    def end(
-        self,
-        status: str,
-        steps: int,
-        seconds: float,
-        warm_up_seconds: float,
-        traffic: Totals,
-        values: Mapping[str, float],
-    ) -> None:
-        """The last line of a run: its totals and final figures; `seconds` does not hold those of the warm-up."""
-        self._write(
-            "end",
-            status=status,
-            steps=steps,
-            seconds=round(seconds, 6),
-            warm_up_seconds=round(warm_up_seconds, 6),
-            **traffic.plain(),
-            values=values,
-        )
+        self.write("run", format=FORMAT, config=config.asdict(), task=about, provenance=self._provenance)
 
 
 @final

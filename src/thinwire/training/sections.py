@@ -95,17 +95,13 @@ def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
         columns["seeds"] = lambda row: str(len(row.runs))
     columns[metric_name(rows[0]).replace(" ", "\n", 1)] = show_metric
     if any(row.accuracy for row in rows):
-        columns["test\naccuracy"] = _accuracy
+        columns["test\naccuracy"] = lambda row: show_spread(row.accuracy, percent=True)
     return columns | {
         "a worker\nsent": lambda row: show_bytes(row.sent_bytes.mean) if row.sent_bytes else NOTHING,
         "fewer bytes\nthan fp32": lambda row: show_fewer(row.ratio_fp32),
         "fewer bytes\nthan fp16": lambda row: show_fewer(row.ratio_fp16),
         "wall\ntime": lambda row: show_seconds(row.seconds.mean) if row.seconds else NOTHING,
     }
-
-
-def _accuracy(row: Row) -> str:
-    return show_spread(row.accuracy, percent=True)
 
 
 def origins(runs: Sequence[RunRecord]) -> list[dict[str, str]]:

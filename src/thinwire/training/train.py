@@ -84,9 +84,5 @@ def _distribute(
 ) -> None:
     from thinwire.training.launcher import launch  # torch's launcher is slow to import
 
-    with Tail(record, listener or _ignore):
+    with Tail(record, listener or (lambda line: None)):
         launch(configs, record, origin)
-
-
-def _ignore(line: Mapping[str, Any]) -> None:
-    """Listen to nothing."""

@@ -16,20 +16,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from thinwire import linear
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
-from thinwire.linear import (
-    Average,
-    Bottou,
-    Constant,
-    Decoupled,
-    Final,
-    LockFree,
-    Samples,
-    Schedule,
-    Uniform,
-    Weighted,
-)
+from thinwire.linear import LockFree, Samples
 from thinwire.linear.checks import cores
 from thinwire.linear.estimators.fitting import Epochs, first_step
 from thinwire.linear.rules import step_rule
@@ -45,6 +35,8 @@ PARAMETERS: tuple[tuple[str, int, Any], ...] = (
 """Numbers: the least that each may be, and of which kind."""
 OF_CALLS = ("max_iter", "tol", "n_iter_no_change", "flush", "warm_start", "random_state", "class_weight")
 """Parameters that may change while training goes on."""
+ROWS: dict[str, Any] = {"accept_sparse": "csr", "accept_large_sparse": False, "dtype": [np.float64, np.float32]}
+"""What scikit-learn's checks let through."""
 AVERAGES = ("final", "uniform", "weighted")
 SCHEDULES = ("bottou", "constant")
 
@@ -63,22 +55,31 @@ class OnePass:
 class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators; a subclass says what its targets and its loss are."""
 
-    rule: Rule | str
-    units: str | None
-    alpha: float
-    fit_intercept: bool
-    max_iter: int
-    tol: float | None
-    n_iter_no_change: int
-    learning_rate: str
-    eta0: float | str
-    average: str
-    flush: bool
-    n_jobs: int | None
-    random_state: Any
-    warm_start: bool
     _engines: list[LockFree]
     _built: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        rule: Rule | str = "memsgd(topk(count=1))",
+        units: str | None = None,
+        alpha: float = 1e-4,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        learning_rate: str = "bottou",
+        eta0: float | str = "auto",
+        average: str = "final",
+        flush: bool = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.rule, self.units, self.alpha, self.fit_intercept = rule, units, alpha, fit_intercept
+        self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
+        self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
+        self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start
 
     # --------------------------------------------------------------------------------------------------- for subclasses
 
@@ -128,15 +129,12 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any, *, reset: bool, numeric: bool) -> tuple[Any, Any]:
         self._check_parameters()
-        options = {"accept_sparse": "csr", "accept_large_sparse": False, "dtype": [np.float64, np.float32]}
-        X, y = validate_data(self, X, y, reset=reset, y_numeric=numeric, **options)
+        X, y = validate_data(self, X, y, reset=reset, y_numeric=numeric, **ROWS)
         return X, y
 
     def _features(self, X: Any) -> Any:
         check_is_fitted(self)
-        return validate_data(
-            self, X, reset=False, accept_sparse="csr", accept_large_sparse=False, dtype=[np.float64, np.float32]
-        )
+        return validate_data(self, X, reset=False, **ROWS)
 
     def _check_parameters(self) -> None:
         for name, least, kind in PARAMETERS:
@@ -170,7 +168,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """A new engine for each column of targets."""
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=columns.shape[1])
-        samples, rule = self._samples(X, columns, sample_weight, self.units), self._rule()
+        samples, rule = self._samples(X, columns, sample_weight, self.units), rule_from(self.rule)
         eta0 = self._first_step(samples[0], rule)
         every = zip(samples, seeds, coefficients, intercepts, strict=True)
         self._engines = [self._engine(own, rule, eta0, int(seed), start, float(b)) for own, seed, start, b in every]
@@ -183,7 +181,7 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"{', '.join(changed)} changed since training began: call fit, or set it back")
         old = self._engines[0].samples
         samples = self._samples(_like(X, old), columns, sample_weight, old.units)
-        bound = self._schedule(self._first_step(samples[0], self._rule()))
+        bound = self._schedule(self._first_step(samples[0], rule_from(self.rule)))
         for engine, own in zip(self._engines, samples, strict=True):
             engine.feed_(own)
             if bound(np.zeros(1)) < engine.schedule(np.zeros(1)):
@@ -200,9 +198,6 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
         first = Samples.of(X, columns[:, 0], loss=self._loss(), weights=weights).in_units(units)
         return [first, *(first.relabelled(column) for column in columns.T[1:])]
 
-    def _rule(self) -> Rule:
-        return rule_from(self.rule)
-
     def _first_step(self, samples: Samples, rule: Rule) -> float:
         if self.eta0 != "auto":
             return float(self.eta0)
@@ -210,15 +205,15 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             samples, step_rule(rule, samples.d), self.alpha, _threads(self.n_jobs), float(self.fit_intercept)
         )
 
-    def _schedule(self, eta0: float) -> Schedule:
-        return Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else Constant(eta0)
+    def _schedule(self, eta0: float) -> linear.Schedule:
+        return linear.Bottou(eta0, self.alpha) if self.learning_rate == "bottou" else linear.Constant(eta0)
 
     def _engine(self, samples: Samples, rule: Rule, eta0: float, seed: int, start: Any, intercept: float) -> LockFree:
         return LockFree(
             samples,
             rule,
             self._schedule(eta0),
-            regulariser=Decoupled(self.alpha),
+            regulariser=linear.Decoupled(self.alpha),
             average=self._average(eta0),
             threads=_threads(self.n_jobs),
             seed=seed,
@@ -227,11 +222,11 @@ class LinearMemSGD(BaseEstimator):  # type: ignore[misc]
             start_intercept=intercept,
         )
 
-    def _average(self, eta0: float) -> Average:
+    def _average(self, eta0: float) -> linear.Average:
         """Weights (a + t)² take a from the step sizes: η_t = 1/(λ(t + a))."""
         if self.average == "weighted":
-            return Weighted(max(1.0, 1 / (self.alpha * eta0)) if self.alpha > 0 else 1.0)
-        return Uniform() if self.average == "uniform" else Final()
+            return linear.Weighted(max(1.0, 1 / (self.alpha * eta0)) if self.alpha > 0 else 1.0)
+        return linear.Uniform() if self.average == "uniform" else linear.Final()
 
     def _train(self, courses: list[Epochs]) -> int:
         """Epochs of all models in turn, so that Ctrl-C finds none left behind."""

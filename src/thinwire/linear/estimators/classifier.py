@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight
 
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
@@ -184,7 +184,6 @@ class MemSGDClassifier(ClassifierMixin, LinearMemSGD):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> Array:
         """⟨a, x⟩ + b: (n,) for two classes, else (n, classes)."""
-        check_is_fitted(self)
         scores: Array = self._features(X) @ self.coef_.T + self.intercept_
         return scores.ravel() if scores.shape[1] == 1 else scores
 

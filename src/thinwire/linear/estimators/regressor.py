@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from thinwire.feedback import Rule
 from thinwire.linear import Samples
 from thinwire.linear.estimators.base import LinearMemSGD
 
@@ -33,29 +32,6 @@ class MemSGDRegressor(RegressorMixin, LinearMemSGD):  # type: ignore[misc]
     >>> bool(model.score(X, y) > 0.5)
     True
     """
-
-    def __init__(
-        self,
-        *,
-        rule: Rule | str = "memsgd(topk(count=1))",
-        units: str | None = None,
-        alpha: float = 1e-4,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float | None = 1e-4,
-        n_iter_no_change: int = 5,
-        learning_rate: str = "bottou",
-        eta0: float | str = "auto",
-        average: str = "final",
-        flush: bool = False,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        warm_start: bool = False,
-    ) -> None:
-        self.rule, self.units, self.alpha, self.fit_intercept = rule, units, alpha, fit_intercept
-        self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
-        self.learning_rate, self.eta0, self.average, self.flush = learning_rate, eta0, average, flush
-        self.n_jobs, self.random_state, self.warm_start = n_jobs, random_state, warm_start
 
     def _loss(self) -> str:
         return "squared"

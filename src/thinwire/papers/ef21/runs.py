@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, final
@@ -206,7 +206,8 @@ class _Notes:
         self._points.append((now.step, value))
         for tolerance in self._setting.tolerances:
             if value <= tolerance and tolerance not in self._first:
-                self._first[tolerance] = (now.step, _wire_bytes(now.ledger.summary()))
+                totals = now.ledger.summary()
+                self._first[tolerance] = (now.step, totals["message_bytes"] + totals["broadcast_bytes"])
         return self.complete
 
     def _measure(self, now: Instant) -> float:
@@ -239,7 +240,3 @@ class _Notes:
         kept = self._points[::stride]
         last = self._points[-1:] if self._points and kept[-1] != self._points[-1] else []
         return tuple((step, float(f"{value:.4g}")) for step, value in (*kept, *last))
-
-
-def _wire_bytes(totals: Mapping[str, float]) -> float:
-    return totals["message_bytes"] + totals["broadcast_bytes"]

@@ -123,8 +123,9 @@ class MemSGDRun:
     @classmethod
     def of_plain(cls, line: dict[str, Any]) -> MemSGDRun:
         """The inverse of `plain`."""
-        setting, curve = _with_delay(line["setting"]), tuple(LossPoint(*point) for point in line["curve"])
-        return cls(**line | {"setting": MemSGDSetting(**setting), "curve": curve})
+        setting, curve = line["setting"], tuple(LossPoint(*point) for point in line["curve"])
+        older = {"delay": not setting["label"].endswith(", no delay")}  # whose label alone tells of it
+        return cls(**line | {"setting": MemSGDSetting(**older | setting), "curve": curve})
 
     @property
     def last(self) -> LossPoint:
@@ -158,11 +159,6 @@ class MemSGDRun:
         each = paper_bits(rule, self.d, self.entries if self.sparse else None)
         honest = honest_bits(rule, self.d, self.sparse, steps, point.written)
         return steps * each, honest, steps * (self.wire_bits or 0.0)
-
-
-def _with_delay(setting: dict[str, Any]) -> dict[str, Any]:
-    """Older records tell in the label alone that a run had no delay."""
-    return {"delay": not setting["label"].endswith(", no delay")} | setting
 
 
 # -------------------------------------------------------------------------------------------------------------- running

@@ -8,22 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from thinwire import linear
 from thinwire.errors import ConfigError
 from thinwire.extras import require
-from thinwire.linear import (
-    Average,
-    Bottou,
-    Decoupled,
-    Final,
-    InMemory,
-    LockFree,
-    Regulariser,
-    Samples,
-    Schedule,
-    Shifted,
-    Uniform,
-    Weighted,
-)
+from thinwire.linear import LockFree, Samples
 from thinwire.papers.memsgd.settings import GENERATED, SGD, MemSGDSetting
 from thinwire.problems import Dataset, load_dataset
 from thinwire.problems.datasets import signs
@@ -122,9 +110,9 @@ def engine_of(setting: MemSGDSetting, problem: UnitRowProblem) -> LockFree:
     )  # fmt: skip
 
 
-def _choices(setting: MemSGDSetting, strength: float) -> tuple[Schedule, Regulariser, Average]:
+def _choices(setting: MemSGDSetting, strength: float) -> tuple[linear.Schedule, linear.Regulariser, linear.Average]:
     """Figure 2 is as the paper prints it; in the others the regulariser is beside the memory and is never sent."""
     if setting.figure == "theory":
-        return Shifted(GAMMA, strength, setting.size), InMemory(strength), Weighted(setting.size)
-    average: Average = Uniform() if setting.figure == "bits" else Final()
-    return Bottou(setting.size, strength), Decoupled(strength), average
+        return linear.Shifted(GAMMA, strength, setting.size), linear.InMemory(strength), linear.Weighted(setting.size)
+    average: linear.Average = linear.Uniform() if setting.figure == "bits" else linear.Final()
+    return linear.Bottou(setting.size, strength), linear.Decoupled(strength), average

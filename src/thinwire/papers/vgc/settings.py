@@ -29,10 +29,6 @@ class VGCSetting:
     momentum_lr: float
     methods: tuple[str, ...]
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(self.samples / (WORKERS * self.batch))
-
 
 CIFAR10 = VGCSetting("cifar10", 50_000, BATCH, EPOCHS, 0.05 * WORKERS, tuple(row.text for row in TABLE))
 """98 steps an epoch. The learning rate of momentum SGD is Chainer's 0.05 times the number of workers."""
@@ -78,7 +74,7 @@ def vgc_configs(
         workers=WORKERS,
         engine="sim",
         batch=setting.batch,
-        steps=epochs * setting.steps_per_epoch,
+        steps=epochs * math.ceil(setting.samples / (WORKERS * setting.batch)),
         evaluations=epochs,
         data=data,
         device=device,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.training.tasks.cifar_files import TEST, TRAIN, find_cifar10, read_cifar10
-from thinwire.training.tasks.sampling import epoch_slice, seeded
-from thinwire.training.tasks.task import Batch, Defaults, Task, register
+from thinwire.training.tasks.sampling import seeded
+from thinwire.training.tasks.task import Batch, Defaults, Images, register
 
 CHUNK = 1000
 """Test images at a time."""
@@ -30,15 +30,11 @@ EPSILON = 2e-5
 @register
 @final
 @dataclass(frozen=True, eq=False)
-class Cifar10(Task):
+class Cifar10(Images):
     """Classify an image; test accuracy on CIFAR-10's own test images. Batches are bytes, scaled to [0, 1] by `loss`."""
 
-    train: Batch
-    test: Batch
     name: ClassVar[str] = "cifar10"
-    metric: ClassVar[str] = "accuracy"
-    percent: ClassVar[bool] = True
-    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "CIFAR-10, no augmentation"
     about: ClassVar[str] = "the images of --data, a VGG-like network"
     reads: ClassVar[str | None] = "the folder of CIFAR-10"
     defaults: ClassVar[Defaults] = Defaults(steps=980, batch=64, lr=1e-3, optimizer="adam", schedule="constant")
@@ -52,11 +48,6 @@ class Cifar10(Task):
 
     def model(self, seed: int) -> nn.Module:
         return seeded(seed, vgg)
-
-    def batch(self, seed: int, step: int, worker: int, workers: int, size: int) -> Batch:
-        images, labels = self.train
-        chosen = torch.from_numpy(epoch_slice(len(labels), seed, step, worker, workers, size))
-        return images[chosen], labels[chosen]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(model(_scaled(batch[0])), batch[1])
@@ -75,12 +66,7 @@ class Cifar10(Task):
         return {"accuracy": right / len(self.test[1]), "loss": loss / len(self.test[1])}
 
     def facts(self) -> dict[str, str | int]:
-        return {
-            "source": "CIFAR-10, no augmentation",
-            "train_samples": len(self.train[1]),
-            "test_samples": len(self.test[1]),
-            "sha256": self._digest,
-        }
+        return super().facts() | {"sha256": self._digest}
 
     @cached_property
     def _digest(self) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.extras import require
-from thinwire.training.tasks.sampling import epoch_slice, seeded, split
-from thinwire.training.tasks.task import Batch, Defaults, Task, register
+from thinwire.training.tasks.sampling import seeded, split
+from thinwire.training.tasks.task import Batch, Defaults, Images, register
 
 
 def _network() -> nn.Module:
@@ -35,17 +35,13 @@ def _network() -> nn.Module:
 @register
 @final
 @dataclass(frozen=True, eq=False)
-class Digits(Task):
+class Digits(Images):
     """Classify a digit; test accuracy on a fixed fifth of the images."""
 
-    train: Batch
-    test: Batch
     name: ClassVar[str] = "digits"
+    source: ClassVar[str] = "scikit-learn load_digits"
     about: ClassVar[str] = "scikit-learn's 8x8 images, a small CNN"
     packages: ClassVar[Mapping[str, str]] = {"sklearn": "tasks"}
-    metric: ClassVar[str] = "accuracy"
-    percent: ClassVar[bool] = True
-    higher_is_better: ClassVar[bool] = True
     defaults: ClassVar[Defaults] = Defaults(steps=300, batch=32, lr=0.5)
 
     @classmethod
@@ -60,11 +56,6 @@ class Digits(Task):
     def model(self, seed: int) -> nn.Module:
         return seeded(seed, _network)
 
-    def batch(self, seed: int, step: int, worker: int, workers: int, size: int) -> Batch:
-        images, labels = self.train
-        chosen = torch.from_numpy(epoch_slice(len(labels), seed, step, worker, workers, size))
-        return images[chosen], labels[chosen]
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -74,10 +65,3 @@ class Digits(Task):
         logits = model(images)
         right = (logits.argmax(1) == labels).float().mean()
         return {"accuracy": float(right), "loss": float(functional.cross_entropy(logits, labels))}
-
-    def facts(self) -> dict[str, str | int]:
-        return {
-            "source": "scikit-learn load_digits",
-            "train_samples": len(self.train[1]),
-            "test_samples": len(self.test[1]),
-        }

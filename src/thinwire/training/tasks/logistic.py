@@ -81,10 +81,7 @@ class Logistic(Task):
         return torch.from_numpy(dense), torch.from_numpy(self.labels[chosen])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._data_loss(model, batch) + self._penalty(model)
-
-    def _data_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return functional.softplus(-batch[1] * model(batch[0]).squeeze(1)).mean()
+        return functional.softplus(-batch[1] * model(batch[0]).squeeze(1)).mean() + self._penalty(model)
 
     def _penalty(self, model: nn.Module) -> Tensor:
         squares = torch.stack([parameter.square().sum() for parameter in model.parameters()])

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
+from thinwire.training.tasks.sampling import epoch_slice
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets of one worker's step."""
@@ -76,6 +78,27 @@ class Task(ABC):
 
 
 # ---------------------------------------------------------------------------------------------------- the tasks by name
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Task):
+    """Images to classify, those to train on and those to test with, in epochs that all workers walk through."""
+
+    train: Batch
+    test: Batch
+    source: ClassVar[str]
+    metric: ClassVar[str] = "accuracy"
+    percent: ClassVar[bool] = True
+    higher_is_better: ClassVar[bool] = True
+
+    def batch(self, seed: int, step: int, worker: int, workers: int, size: int) -> Batch:
+        images, labels = self.train
+        chosen = torch.from_numpy(epoch_slice(len(labels), seed, step, worker, workers, size))
+        return images[chosen], labels[chosen]
+
+    def facts(self) -> dict[str, str | int]:
+        return {"source": self.source, "train_samples": len(self.train[1]), "test_samples": len(self.test[1])}
+
 
 TASKS: dict[str, type[Task]] = {}
 """Help texts, defaults and checks all come from these classes."""
