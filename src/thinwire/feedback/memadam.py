@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -112,15 +113,15 @@ class MemAdam(Feedback):
 
     def _second_moments(self, layout: Layout, state: State) -> Tensor:
         """v / (1 - b2^t), in the 16 bits in which it travels."""
-        corrections = 1 - self.beta2 ** state["steps"]
-        lengths = torch.tensor(lengths_of(layout), device=corrections.device)
-        return (state["squares"] / corrections.repeat_interleave(lengths, output_size=len(state["squares"]))).bfloat16()
+        return (state["squares"] / _repeated(1 - self.beta2 ** state["steps"], lengths_of(layout))).bfloat16()
 
     def _update(self, layout: Layout, state: State, workers: int) -> Tensor:
         """u for each parameter; nothing where D is not known yet."""
         D = preconditioner(state["shared"], layout).div_(workers).sqrt_()
         known = D > 0
-        D.add_(self.eps).mul_(spread(1 - self.beta1 ** state["steps"], layout, WHOLE))
+        D.add_(self.eps).mul_(
+            _repeated(1 - self.beta1 ** state["steps"], tuple(piece.numel for piece in layout.pieces))
+        )
         u = torch.where(known, state["momentum"] / D, 0.0)
         roots = block_norms(u, layout, WHOLE, order=2) / _roots_of_lengths(layout, u)
         return u.mul_(spread((self.clip * math.sqrt(workers) / roots).clamp_(max=1.0), layout, WHOLE))
@@ -140,13 +141,27 @@ class MemAdam(Feedback):
         check_contraction(self, self.compressor, name, numel)
 
 
-def lengths_of(layout: Layout) -> list[int]:
+def lengths_of(layout: Layout) -> tuple[int, ...]:
     """How many factors each piece has."""
-    return [piece.factors for piece in layout.pieces]
+    return tuple(piece.factors for piece in layout.pieces)
+
+
+@lru_cache(maxsize=256)
+def _on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept: copying to a GPU makes the host wait."""
+    exact = torch.int64 if all(isinstance(number, int) for number in numbers) else torch.float64
+    return torch.tensor(numbers, dtype=exact, device=device)
+
+
+def _repeated(values: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Each value as often as its length says."""
+    return values.repeat_interleave(_on_device(lengths, values.device), output_size=sum(lengths))
 
 
 def _roots_of_lengths(layout: Layout, like: Tensor) -> Tensor:
-    return like.new_tensor([math.sqrt(max(1, piece.numel)) for piece in layout.pieces])
+    """sqrt(numel) of each piece that holds anything."""
+    roots = tuple(math.sqrt(piece.numel) for piece in layout.pieces if piece.numel)
+    return _on_device(roots, like.device).to(like.dtype)
 
 
 def factors(gradient: Tensor, layout: Layout) -> Tensor:
@@ -164,7 +179,7 @@ def factors(gradient: Tensor, layout: Layout) -> Tensor:
 def preconditioner(shared: Tensor, layout: Layout) -> Tensor:
     """r_j c_k / mean(r) of each matrix, zero where nothing is known; one number for all of a vector."""
     squares, tiny = shared.new_empty(layout.numel), torch.finfo(shared.dtype).tiny
-    for (piece, view), own in zip(layout.views(squares), torch.split(shared, lengths_of(layout)), strict=True):
+    for (piece, view), own in zip(layout.views(squares), torch.split(shared, list(lengths_of(layout))), strict=True):
         if shape := matrix_of(piece.shape):
             rows, columns = torch.split(own, list(shape))
             torch.outer(rows / rows.mean().clamp_(min=tiny), columns, out=view.view(shape))
