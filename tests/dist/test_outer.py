@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.errors import AttachError, ConfigError, NonFiniteUpdate, StateError
+from thinwire.training import RunConfig, train
 
 pytestmark = pytest.mark.dist
 
@@ -193,3 +194,13 @@ def test_every_rank_is_told_what_is_wrong(tmp_path: Path) -> None:
     for found in run_world(2, refused, folder=tmp_path):
         for case, text in words.items():
             assert text in found[case], found[case]
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_outer_steps(tmp_path: Path) -> None:
+    """Compared with an all-reduce at every step: a window of 5 alone saves a factor of 5."""
+    setting = {"workers": 2, "engine": "ddp", "steps": 10, "evaluations": 1, "optimizer": "adamw", "lr": 0.003}
+    configs = [RunConfig.of("digits", "plain(identity())", every=every, **setting) for every in (5, 2)]
+    five, two = (run.end for run in train(configs, tmp_path / "r.jsonl"))
+    assert five["dense_fp32_bytes"] == two["dense_fp32_bytes"] > 0
+    assert 2 * two["sent_bytes"] == 5 * five["sent_bytes"] > 0

@@ -64,7 +64,7 @@ COMMANDS = {
     "bench step": {"--rounds", "--json"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds"},
-    "train": TRAINING | SETTINGS | {"--method", "--seed", "--plugin"},
+    "train": TRAINING | SETTINGS | {"--method", "--seed", "--every", "--plugin"},
     "compare": TRAINING | SETTINGS | {"--seeds", "--plugin"},
     "report": {"--out", "--force", "--debug", "--plugin"},
     "reproduce": set(),

@@ -59,6 +59,9 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"method": "powersgd"}, "cannot be simulated; use --engine ddp"),
         ({"task": "digit"}, "unknown task 'digit'"),
         ({"data": "rows.txt"}, "brings its own data"),
+        ({"every": 30}, "(every=30) are trained by real processes; use --engine ddp"),
+        ({"every": -1}, "every must be a whole number from 0"),
+        ({"every": 30, "engine": "ddp", "method": "dense"}, "take a rule, not torch's 'dense'"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(change: dict[str, Any], problem: str) -> None:

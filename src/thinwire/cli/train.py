@@ -28,6 +28,12 @@ def train(
     optimizer: options.Optimizer = None,
     schedule: options.Schedule = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides initialisation, order of data and random masks.")] = 0,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            "--every", help="Outer steps: exchange every so many steps how far parameters moved.", show_default=False
+        ),
+    ] = None,
     data: options.Data = None,
     evaluations: options.Evaluations = 10,
     out: options.Out = None,
@@ -47,6 +53,8 @@ def train(
 
       thinwire train text -m 'ef21sgdm(topk(0.01), eta=0.2)' --engine sim
 
+      thinwire train text -m 'memsgd(chunktopk(0.015625, values=bins2), decay=0.95)' --optimizer adamw --every 30
+
       thinwire train logistic --data rcv1.bz2 -m 'memsgd(topk(count=10))' --lr 2
     """
     config = RunConfig.of(
@@ -62,5 +70,6 @@ def train(
         seed=seed,
         data=str(data) if data else None,
         evaluations=evaluations,
+        every=every,
     )
     run_and_show(context, [config], options.record_path(out, task), page, force=force)

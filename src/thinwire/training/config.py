@@ -77,6 +77,8 @@ class RunConfig:
     evaluations: int = 10
     weight_decay: float = 0.0
     device: str = "cpu"
+    every: int = 0
+    """Steps between two exchanges of how far parameters moved (`attach_outer`); 0: gradients, at every step."""
 
     @classmethod
     def of(cls, task: str, method: str, **given: Any) -> RunConfig:
@@ -96,6 +98,7 @@ class RunConfig:
         for name in ("steps", "batch", "evaluations"):
             _check_range(name, getattr(self, name), 1, 10**9)
         _check_range("seed", self.seed, 0, 2**31 - 1)
+        self._check_every()
         if not (isinstance(self.lr, int | float) and math.isfinite(self.lr) and self.lr > 0):
             usual = check_task(self.task).defaults.lr
             raise ConfigError(f"lr must be a finite number above 0, got {self.lr}; try {usual}")
@@ -105,6 +108,14 @@ class RunConfig:
             raise ConfigError(f"real processes train on the CPU here, got device {self.device}; use --engine sim")
         if self.engine == "sim" and self.method in TORCH_METHODS and not TORCH_METHODS[self.method].simulated:
             raise ConfigError(f"{self.method!r} is torch's own hook and cannot be simulated; use --engine ddp")
+
+    def _check_every(self) -> None:
+        _check_range("every", self.every, 0, 10**9)
+        if self.every and self.engine != "ddp":
+            raise ConfigError(f"outer steps (every={self.every}) are trained by real processes; use --engine ddp")
+        if self.every and self.method in TORCH_METHODS:
+            words = "its dense form is 'plain(identity())'"
+            raise ConfigError(f"outer steps (every={self.every}) take a rule, not torch's {self.method!r}; {words}")
 
     @classmethod
     def recorded(cls, plain: Mapping[str, Any]) -> RunConfig:

@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from thinwire.errors import NonFiniteGradient
+from thinwire.errors import NonFiniteGradient, NonFiniteUpdate
 from thinwire.training.config import RunConfig
 from thinwire.training.recorder import Recorder
 from thinwire.training.run import TrainingRun
@@ -66,7 +66,7 @@ class Loop:
         start = time.perf_counter()
         try:
             self.run.step(step)
-        except NonFiniteGradient:
+        except (NonFiniteGradient, NonFiniteUpdate):
             return False
         finally:
             self.seconds += time.perf_counter() - start
@@ -120,5 +120,5 @@ class WarmUp:
         try:
             for step in range(min(WARM_UP_STEPS, config.steps)):
                 run.step(step)
-        except NonFiniteGradient:  # the run itself will tell
+        except (NonFiniteGradient, NonFiniteUpdate):  # the run itself will tell
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -149,9 +150,8 @@ class DistributedRun(TrainingRun):
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.ddp = DistributedDataParallel(
-            self.model, bucket_cap_mb=ONE_BUCKET_MB if config.method == "powersgd" else None
-        )
+        cap = ONE_BUCKET_MB if config.method == "powersgd" else None
+        self.ddp: Any = self.model if config.every else DistributedDataParallel(self.model, bucket_cap_mb=cap)
         self._losses: list[float] = []
         self._handle: Any = None
         self._powersgd: Any = None
@@ -160,7 +160,11 @@ class DistributedRun(TrainingRun):
     def _register(self) -> None:
         """Give DDP the method's hook; `dense` is DDP without one."""
         config = self.config
-        if config.method == "fp16":
+        if config.every:
+            self._handle = thinwire.attach_outer(
+                self.model, self.optimizer, config.method, every=config.every, seed=config.seed
+            )
+        elif config.method == "fp16":
             self.ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif config.method == "powersgd":
             self._powersgd = powerSGD_hook.PowerSGDState(
@@ -180,7 +184,7 @@ class DistributedRun(TrainingRun):
         self._losses.append(float(loss.detach()))
 
     def settle(self) -> None:
-        """DDP gives every rank the buffers of rank 0 at each step; rank 0 evaluates."""
+        """DDP gives every rank the buffers of rank 0 at each step; rank 0 evaluates. (Between outer steps: its own.)"""
 
     def take_losses(self) -> list[float]:
         mine = torch.tensor(self._losses, dtype=torch.float64)
@@ -190,6 +194,11 @@ class DistributedRun(TrainingRun):
         return [_mean(losses) for losses in zip(*(each.tolist() for each in everyone), strict=True)]
 
     def traffic(self) -> Totals:
+        if self.config.every:
+            numel = sum(parameter.numel() for parameter in self.model.parameters())
+            dense = Totals.of_allreduce(4 * numel, numel, self.config.workers, self._done)
+            booked = Totals.of_ledger(self._handle.ledger.summary())
+            return replace(booked, dense_fp32=dense.dense_fp32, dense_fp16=dense.dense_fp16)
         if self._handle is not None:
             return Totals.of_ledger(self._handle.ledger.summary())
         return self._allreduced() if self._powersgd is None else self._powersgd_traffic()
