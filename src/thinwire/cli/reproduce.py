@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -13,6 +14,9 @@ from thinwire.cli.console import say
 from thinwire.cli.options import DATA, THREADS, check_command, optional
 from thinwire.cli.recorded import Outputs, run_experiment, train_all
 from thinwire.errors import ConfigError
+from thinwire.papers.adaptive import runs as adaptive_runs
+from thinwire.papers.adaptive import settings as adaptive_settings
+from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
 from thinwire.papers.ef21 import runs as ef21_runs
 from thinwire.papers.ef21 import settings as ef21_settings
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
@@ -210,3 +214,54 @@ def vgc(
     outputs = Outputs.of(context, "vgc", out, page, resume=resume, force=force, as_json=as_json)
     runs, whole = train_all(configs, outputs, VGC_EXPERIMENT.name)
     outputs.conclude(VGC_EXPERIMENT.sections(runs), (one.plain() for one in results(runs)), whole=whole)
+
+
+@reproduce.command("adaptive")
+def adaptive(
+    context: typer.Context,
+    methods: Annotated[
+        str | None,
+        optional(
+            "--methods", help=f"Some of {', '.join(adaptive_settings.METHODS)}, or rules, with semicolons between."
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None, optional("--scale", help="small, full or other (default: full with a GPU, else small).")
+    ] = None,
+    text: Annotated[str | None, optional("--text", help="A file to learn (default: Python's own library).")] = None,
+    steps: Annotated[int | None, optional("--steps", help="Of each run (default: 1,000; 300 of small).")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many, from 0 on.")] = 1,
+    ingredients: Annotated[bool, typer.Option("--ingredients", help="Also what each part of memadam brings.")] = False,
+    as_json: Json = False,
+    resume: Resume = False,
+    out: options.Out = None,
+    page: options.Page = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> None:
+    """What AdamW trains: a transformer on text, dense and with few bytes, at AdamW's own learning rate.
+
+    All workers are simulated in one process and exchange real messages; the loss is that of a tenth of the text that
+    training never sees. Rules that bring their own Adam (memadam) run with SGD, all others with AdamW. The record is
+    written run by run: Ctrl-C keeps what was done, and --resume goes on.
+
+    **Examples**
+
+      thinwire reproduce adaptive
+
+      thinwire reproduce adaptive --text tinyshakespeare.txt --scale full --seeds 3 --page adaptive.html
+
+      thinwire reproduce adaptive --methods "dense; memadam(topk(0.02)); memsgd(topk(0.02))" --steps 200
+    """
+    check_command(page=page)
+    outputs = Outputs.of(context, "adaptive", out, page, resume=resume, force=force, as_json=as_json)
+    chosen = [one.strip() for one in methods.split(";")] if methods else list(adaptive_settings.METHODS)
+    name = "python" if text is None else text.rsplit("/", 1)[-1]
+    where = scale or ("full" if torch.cuda.is_available() else "small")
+    wanted = adaptive_settings.settings(chosen, where, name, steps, seeds, ingredients=ingredients)
+    run_experiment(
+        ADAPTIVE_EXPERIMENT,
+        {setting: setting.steps for setting in wanted},
+        lambda setting, watch: adaptive_runs.run(setting, text, watch),
+        outputs,
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError, RecordError
+from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
 from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT
 from thinwire.papers.vgc.sections import VGC_EXPERIMENT
@@ -24,7 +25,8 @@ from thinwire.training.sections import TRAINING_EXPERIMENT
 __all__ = ["EXPERIMENTS", "Experiment", "read_sections", "register"]
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {
-    one.name: one for one in (TRAINING_EXPERIMENT, EF21_EXPERIMENT, MEMSGD_EXPERIMENT, VGC_EXPERIMENT)
+    one.name: one
+    for one in (TRAINING_EXPERIMENT, EF21_EXPERIMENT, MEMSGD_EXPERIMENT, VGC_EXPERIMENT, ADAPTIVE_EXPERIMENT)
 }
 """By the name that stands in a record's head."""
 

@@ -1,0 +1,165 @@
+"""A run: one setting's transformer, trained by simulated workers that exchange real messages."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.engines.simulation import Simulation
+from thinwire.errors import OptimizerWarning
+from thinwire.papers.adaptive.model import Corpus, Transformer
+from thinwire.papers.adaptive.settings import ADAM, DENSE, SCALES, AdaptiveSetting
+
+LOOKS = 20
+"""At the held-out loss, in a run."""
+WARM, LEAST = 0.1, 0.1
+"""The share of steps in which the rate rises (at most 100), and to which share of its peak a cosine lets it fall."""
+BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
+Gradients = list[dict[str, Tensor]]
+
+
+class Look(NamedTuple):
+    """A run at one moment."""
+
+    step: int
+    seconds: float
+    sent: int
+    """Bytes that a worker has sent."""
+    loss: float
+    """Of the held-out text."""
+
+
+@dataclass(frozen=True)
+class AdaptiveRun:
+    """What a run did."""
+
+    setting: AdaptiveSetting
+    parameters: int
+    tokens: int
+    dense: int
+    """Bytes that a worker would have sent in an all-reduce in 32 bits."""
+    curve: tuple[Look, ...]
+
+    @property
+    def end(self) -> float:
+        return self.curve[-1].loss
+
+    @property
+    def best(self) -> float:
+        return min(look.loss for look in self.curve)
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than a dense all-reduce, which is what the dense run is taken for."""
+        return 1.0 if self.setting.rule == DENSE else self.dense / max(1, self.curve[-1].sent)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self) | {"setting": self.setting.plain(), "curve": [list(look) for look in self.curve]}
+
+    @staticmethod
+    def of_plain(plain: dict[str, Any]) -> AdaptiveRun:
+        known = {**plain, "setting": AdaptiveSetting(**plain["setting"])}
+        return AdaptiveRun(**{**known, "curve": tuple(Look(*look) for look in plain["curve"])})
+
+
+def rate_at(step: int, setting: AdaptiveSetting) -> float:
+    """A line up, then half a cosine down to a tenth."""
+    warm = max(1, min(100, int(WARM * setting.steps)))
+    if step < warm:
+        return setting.rate * (step + 1) / warm
+    done = (step - warm) / max(1, setting.steps - warm)
+    return setting.rate * (LEAST + (1 - LEAST) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def run(setting: AdaptiveSetting, path: str | None, watch: Callable[[int], None]) -> AdaptiveRun:
+    """Train; `watch` is told each step."""
+    scale, device = SCALES[setting.scale], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    corpus = Corpus.read(path, device)
+    torch.manual_seed(setting.seed)
+    model = Transformer(scale, corpus.tokens).to(device)
+    optimizer = _optimizer(model, setting)
+    with warnings.catch_warnings(action="ignore", category=OptimizerWarning):  # what they warn of is what is measured
+        workers = Simulation(dict(model.named_parameters()), setting.rule, scale.workers, optimizer=optimizer)
+    draws = torch.Generator(device).manual_seed(1000 + setting.seed)
+    passes, begun = _Passes(model, (scale.batch, scale.context), device), time.perf_counter()
+    curve: list[Look] = []
+    for step in range(setting.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step, setting)
+        last = len(corpus.train) - scale.context - 1
+        starts = torch.randint(last, (scale.workers, scale.batch), generator=draws, device=device)
+        gradients = [passes.gradient(*corpus.windows(own, scale.context)) for own in starts]
+        _step(workers, gradients, model, setting)
+        watch(step + 1)
+        if (step + 1) % max(1, setting.steps // LOOKS) == 0 or step + 1 == setting.steps:
+            loss = corpus.loss(model, scale.context)
+            sent = int(workers.ledger.summary()["sent_bytes"])
+            curve.append(Look(step + 1, time.perf_counter() - begun, sent, loss))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    dense = int(workers.ledger.summary()["dense_fp32_bytes"])
+    return AdaptiveRun(setting, parameters, corpus.tokens, dense, tuple(curve))
+
+
+def _optimizer(model: Transformer, setting: AdaptiveSetting) -> torch.optim.Optimizer:
+    """With decay for matrices alone."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if setting.optimizer == ADAM:
+        return torch.optim.AdamW(groups, lr=setting.rate, betas=BETAS)
+    return torch.optim.SGD(groups, lr=setting.rate)
+
+
+def _step(workers: Simulation, gradients: Gradients, model: Transformer, setting: AdaptiveSetting) -> None:
+    """Exchange and step; AdamW's gradient is clipped, as is usual; a rule with an Adam of its own clips by itself."""
+    result = workers.exchange(gradients)
+    for name, parameter in workers.parameters.items():
+        parameter.grad = result[name]
+    if setting.optimizer == ADAM:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    with workers.moving():
+        assert workers.optimizer is not None
+        workers.optimizer.step()
+
+
+class _Passes:
+    """A worker's forward and backward pass: on a GPU a graph that is replayed, for it is all launches otherwise."""
+
+    def __init__(self, model: Transformer, shape: Sequence[int], device: torch.device) -> None:
+        self._model, self._named = model, dict(model.named_parameters())
+        self._inputs, self._targets = (torch.zeros(*shape, dtype=torch.long, device=device) for _ in range(2))
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            self._capture()
+
+    def _capture(self) -> None:
+        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._pass()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._found = self._pass()
+
+    def _pass(self) -> tuple[Tensor, ...]:
+        loss = self._model.loss(self._inputs, self._targets)
+        return torch.autograd.grad(loss, list(self._named.values()))
+
+    def gradient(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Of one worker's windows."""
+        self._inputs.copy_(inputs)
+        self._targets.copy_(targets)
+        if self._graph is None:
+            return dict(zip(self._named, self._pass(), strict=True))
+        self._graph.replay()
+        return dict(zip(self._named, (part.clone() for part in self._found), strict=True))

@@ -1,0 +1,98 @@
+"""The settings: which method trains which transformer, on which text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from thinwire.errors import ConfigError
+from thinwire.spec import parse
+
+DENSE = "plain(identity())"
+RATE = 1e-3
+"""AdamW's, tuned for the dense run; every other method takes it over as it is."""
+ADAM, SGD = "adamw", "sgd"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A transformer, how much text a step sees, and for how long."""
+
+    width: int
+    depth: int
+    heads: int
+    context: int
+    workers: int
+    batch: int
+    """Windows of each worker."""
+    steps: int
+
+
+SCALES = {
+    "small": Scale(width=96, depth=3, heads=4, context=64, workers=4, batch=4, steps=300),
+    "full": Scale(width=384, depth=6, heads=6, context=256, workers=8, batch=8, steps=1000),
+    "other": Scale(width=256, depth=8, heads=8, context=256, workers=8, batch=8, steps=1000),
+}
+"""`full` has 10.7 million parameters; `other` is the second model, for settings that were found on the first."""
+METHODS = {
+    "dense": (DENSE, ADAM),
+    "memadam 1 %": ("memadam(topk(0.01, values=exponent4))", SGD),
+    "memadam 0.25 %": ("memadam(topk(0.0025, values=exponent4), refresh=64)", SGD),
+    "Mem-SGD 1 %": ("memsgd(topk(0.01))", ADAM),
+    "EF21-SGDM 1 %": ("ef21sgdm(topk(0.01))", ADAM),
+    "QSGD": ("plain(qsgd(15))", ADAM),
+}
+"""What is compared where nothing else is asked for: a rule, and the optimizer behind it."""
+INGREDIENTS = {
+    "beta1 0.9": "memadam(topk(0.01, values=exponent4), beta1=0.9)",
+    "no clipping": "memadam(topk(0.01, values=exponent4), clip=inf)",
+    "D every step": "memadam(topk(0.01, values=exponent4), refresh=1)",
+    "values in 32 bits": "memadam(topk(0.01))",
+    "decay 0.99": "memadam(topk(0.01, values=exponent4), decay=0.99)",
+}
+"""What each part of the method brings: one is changed in a run."""
+
+
+@dataclass(frozen=True)
+class AdaptiveSetting:
+    """One run."""
+
+    label: str
+    rule: str
+    """As thinwire writes it."""
+    optimizer: str
+    scale: str
+    text: str
+    """A file's name, or `python` for the source of Python's own library."""
+    steps: int
+    seed: int = 0
+    rate: float = RATE
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def optimizer_of(rule: str) -> str:
+    """SGD for a rule that brings its own Adam, AdamW for any other."""
+    return SGD if rule.startswith("memadam") else ADAM
+
+
+def settings(
+    methods: Sequence[str], scale: str, text: str, steps: int | None, seeds: int, *, ingredients: bool = False
+) -> list[AdaptiveSetting]:
+    """Every method at every seed; a method is a name of METHODS or a rule's text."""
+    if scale not in SCALES:
+        raise ConfigError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    if seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    chosen = {method: METHODS.get(method) or (str(parse(method)), optimizer_of(method)) for method in methods}
+    if ingredients:
+        chosen |= {label: (rule, SGD) for label, rule in INGREDIENTS.items()}
+    length = steps if steps is not None else SCALES[scale].steps
+    first = [AdaptiveSetting(label, rule, by, scale, text, length) for label, (rule, by) in chosen.items()]
+    return [replace(one, seed=seed) for seed in range(seeds) for one in first]
