@@ -132,7 +132,7 @@ def compiled(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
         model = network()
         ddp: Any = DistributedDataParallel(torch.compile(model, backend="eager") if inside else model)
         ddp = ddp if inside else torch.compile(ddp, backend="eager")
-        optimizer, schedule = optimizer_of(Run(""), model)
+        optimizer, schedule = optimizer_of(Run("memsgd(topk(0.1))"), model)
         thinwire.attach(ddp, thinwire.parse("memsgd(topk(0.1))"), optimizer)
         for step in range(5):
             optimizer.zero_grad()

@@ -166,6 +166,7 @@ def test_most_methods_need_no_channels() -> None:
 
 REASONS = {
     "clag": "clag does not treat each piece by itself",
+    "memadam": "memadam does not treat each piece by itself",
     "threepcv2": "threepcv2 does not treat each piece by itself",
     "threepcv4": "threepcv4 does not treat each piece by itself",
     "ef21p": "ef21p needs a server that broadcasts the model",
