@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.errors import DataError
-from thinwire.papers.adaptive.settings import Scale
+from thinwire.papers.adaptive.settings import Frame
 
 DROPOUT = 0.2
 HELD_OUT = 0.1
@@ -22,7 +22,7 @@ HELD_OUT = 0.1
 class _Block(nn.Module):
     """One pre-norm layer without biases: causal attention, then a two-layer perceptron."""
 
-    def __init__(self, scale: Scale) -> None:
+    def __init__(self, scale: Frame) -> None:
         super().__init__()
         self.heads, width = scale.heads, scale.width
         self.norm_attention, self.norm_mlp = (nn.LayerNorm(width, bias=False) for _ in range(2))
@@ -46,7 +46,7 @@ class _Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder whose head is its token embedding."""
 
-    def __init__(self, scale: Scale, tokens: int) -> None:
+    def __init__(self, scale: Frame, tokens: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, scale.width)
         self.position = nn.Parameter(torch.zeros(scale.context, scale.width))

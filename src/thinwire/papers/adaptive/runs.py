@@ -25,7 +25,7 @@ BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
 Gradients = list[dict[str, Tensor]]
 
 
-class Look(NamedTuple):
+class Glance(NamedTuple):
     """A run at one moment."""
 
     step: int
@@ -45,7 +45,7 @@ class AdaptiveRun:
     tokens: int
     dense: int
     """Bytes that a worker would have sent in an all-reduce in 32 bits."""
-    curve: tuple[Look, ...]
+    curve: tuple[Glance, ...]
 
     @property
     def end(self) -> float:
@@ -66,7 +66,7 @@ class AdaptiveRun:
     @staticmethod
     def of_plain(plain: dict[str, Any]) -> AdaptiveRun:
         known = {**plain, "setting": AdaptiveSetting(**plain["setting"])}
-        return AdaptiveRun(**{**known, "curve": tuple(Look(*look) for look in plain["curve"])})
+        return AdaptiveRun(**{**known, "curve": tuple(Glance(*look) for look in plain["curve"])})
 
 
 def rate_at(step: int, setting: AdaptiveSetting) -> float:
@@ -89,7 +89,7 @@ def run(setting: AdaptiveSetting, path: str | None, watch: Callable[[int], None]
         workers = Simulation(dict(model.named_parameters()), setting.rule, scale.workers, optimizer=optimizer)
     draws = torch.Generator(device).manual_seed(1000 + setting.seed)
     passes, begun = _Passes(model, (scale.batch, scale.context), device), time.perf_counter()
-    curve: list[Look] = []
+    curve: list[Glance] = []
     for step in range(setting.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, setting)
@@ -101,7 +101,7 @@ def run(setting: AdaptiveSetting, path: str | None, watch: Callable[[int], None]
         if (step + 1) % max(1, setting.steps // LOOKS) == 0 or step + 1 == setting.steps:
             loss = corpus.loss(model, scale.context)
             sent = int(workers.ledger.summary()["sent_bytes"])
-            curve.append(Look(step + 1, time.perf_counter() - begun, sent, loss))
+            curve.append(Glance(step + 1, time.perf_counter() - begun, sent, loss))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     dense = int(workers.ledger.summary()["dense_fp32_bytes"])
     return AdaptiveRun(setting, parameters, corpus.tokens, dense, tuple(curve))

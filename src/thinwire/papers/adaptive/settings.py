@@ -16,7 +16,7 @@ ADAM, SGD = "adamw", "sgd"
 
 
 @dataclass(frozen=True)
-class Scale:
+class Frame:
     """A transformer, how much text a step sees, and for how long."""
 
     width: int
@@ -30,9 +30,9 @@ class Scale:
 
 
 SCALES = {
-    "small": Scale(width=96, depth=3, heads=4, context=64, workers=4, batch=4, steps=300),
-    "full": Scale(width=384, depth=6, heads=6, context=256, workers=8, batch=8, steps=1000),
-    "other": Scale(width=256, depth=8, heads=8, context=256, workers=8, batch=8, steps=1000),
+    "small": Frame(width=96, depth=3, heads=4, context=64, workers=4, batch=4, steps=300),
+    "full": Frame(width=384, depth=6, heads=6, context=256, workers=8, batch=8, steps=1000),
+    "other": Frame(width=256, depth=8, heads=8, context=256, workers=8, batch=8, steps=1000),
 }
 """`full` has 10.7 million parameters; `other` is the second model, for settings that were found on the first."""
 METHODS = {
