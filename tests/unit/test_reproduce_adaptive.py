@@ -111,7 +111,7 @@ def test_the_table_sets_each_method_beside_dense() -> None:
     assert dict(zip(head, dense, strict=True))["100"] == "2.500"
     row = dict(zip(head, other, strict=True))
     assert (row["100"], row["least – most"], row["of dense"]) == ("2.750", "2.200 – 3.300", "+10.0%")
-    assert (row["fewer bytes"], row["a step"]) == ("100.0 ×", "0.8 B")
+    assert (row["fewer bytes"], row["a step"]) == ("100.0 ×", "1 B")
     assert [chart.title for chart in section.charts] == ["Held-out loss against steps", "Held-out loss against bytes"]
 
 
