@@ -24,6 +24,7 @@ from thinwire import (
     Identity,
     Key,
     Layout,
+    MemAdam,
     MemSGD,
     Plain,
     Route,
@@ -252,3 +253,21 @@ def test_the_server_averages_in_rank_order(kind: type[Feedback]) -> None:
     assert kind(TOP1).receive(
         Round([messages[0], messages[2], messages[1]], Key()), layout, {}, torch.empty(1)
     ).item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"beta1": 1.0}, r"memadam beta1 must lie in \[0, 1\), got 1.0"),
+        ({"beta2": -0.1}, r"memadam beta2 must lie in \[0, 1\), got -0.1"),
+        ({"eps": 0}, "memadam eps must be a positive number, 1e-8 is usual, got 0"),
+        ({"clip": math.inf}, "memadam clip must be positive, or None to clip nothing, got inf"),
+        ({"clip": 0}, "got 0"),
+        ({"refresh": 0}, "memadam refresh must be a whole number of steps, at least 1, got 0"),
+        ({"refresh": 1.5}, "got 1.5"),
+        ({"decay": 1.1}, r"memadam decay must lie in \(0, 1\], got 1.1"),
+    ],
+)
+def test_memadam_refuses_what_is_out_of_bounds(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        MemAdam(TOP1, **options)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from thinwire import parse
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, DataError
 from thinwire.papers.adaptive.model import Corpus, Transformer
@@ -45,6 +46,7 @@ def test_every_method_at_every_seed_with_the_optimizer_that_is_meant() -> None:
     assert all((one.optimizer == "sgd") == one.rule.startswith("memadam") for one in chosen)
     extra = settings(["dense"], "full", "python", 5, 1, ingredients=True)
     assert [one.label for one in extra] == ["dense", *INGREDIENTS]
+    assert all(str(parse(one.rule)) == one.rule for one in [*chosen, *extra])
     with pytest.raises(ConfigError, match="scale must be one of small, full, other, got 'huge'"):
         settings(["dense"], "huge", "python", None, 1)
     with pytest.raises(ConfigError, match="seeds must be at least 1, got 0"):

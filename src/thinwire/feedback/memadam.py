@@ -72,7 +72,7 @@ class MemAdam(Feedback):
     beta1: float = 0.5
     beta2: float = 0.99
     eps: float = 1e-8
-    clip: float = 1.0
+    clip: float | None = 1.0
     refresh: int = 16
     decay: float = 1.0
     name: ClassVar[str] = "memadam"
@@ -90,8 +90,8 @@ class MemAdam(Feedback):
                 raise ConfigError(f"memadam {option} must lie in [0, 1), got {getattr(self, option)!r}")
         if not (is_number(self.eps) and 0 < self.eps < math.inf):
             raise ConfigError(f"memadam eps must be a positive number, 1e-8 is usual, got {self.eps!r}")
-        if not (is_number(self.clip) and self.clip > 0):
-            raise ConfigError(f"memadam clip must be positive (inf clips nothing), got {self.clip!r}")
+        if self.clip is not None and not (is_number(self.clip) and 0 < self.clip < math.inf):
+            raise ConfigError(f"memadam clip must be positive, or None to clip nothing, got {self.clip!r}")
         if not (is_whole(self.refresh) and self.refresh >= 1):
             raise ConfigError(
                 f"memadam refresh must be a whole number of steps, at least 1, got {self.refresh!r}: second moments "
@@ -123,6 +123,8 @@ class MemAdam(Feedback):
             _repeated(1 - self.beta1 ** state["steps"], tuple(piece.numel for piece in layout.pieces))
         )
         u = torch.where(known, state["momentum"] / D, 0.0)
+        if self.clip is None:
+            return u
         roots = block_norms(u, layout, WHOLE, order=2) / _roots_of_lengths(layout, u)
         return u.mul_(spread((self.clip * math.sqrt(workers) / roots).clamp_(max=1.0), layout, WHOLE))
 

@@ -46,7 +46,7 @@ METHODS = {
 """What is compared where nothing else is asked for: a rule, and the optimizer behind it."""
 INGREDIENTS = {
     "beta1 0.9": "memadam(topk(0.01, values=exponent4), beta1=0.9)",
-    "no clipping": "memadam(topk(0.01, values=exponent4), clip=inf)",
+    "no clipping": "memadam(topk(0.01, values=exponent4), clip=None)",
     "D every step": "memadam(topk(0.01, values=exponent4), refresh=1)",
     "values in 32 bits": "memadam(topk(0.01))",
     "decay 0.99": "memadam(topk(0.01, values=exponent4), decay=0.99)",
