@@ -416,6 +416,6 @@ def test_optimizers_that_a_memory_does_not_suit_are_warned_of(answers: list[dict
     for answer in answers:
         at_attach, at_decay, fall = answer["adaptive"]
         assert "adaptive" in at_attach
-        assert "flush" in at_attach
+        assert "memadam(topk(0.01))" in at_attach
         assert "momentum" in at_decay
         assert fall == "1000"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from thinwire.cli.main import main
-from thinwire.errors import ConfigError, RecordError
+from thinwire.errors import ConfigError, OptimizerWarning, RecordError
 from thinwire.papers.vgc.claims import TABLE, claims, paper_row
 from thinwire.papers.vgc.sections import NOTES, results, sections
 from thinwire.papers.vgc.settings import CIFAR10, SMALL, split_methods, vgc_configs
@@ -25,7 +25,8 @@ QUICK = ["reproduce", "vgc", "--small", "--epochs", "1", "--methods", "none, vgc
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vgc") / "r.jsonl"
     methods = ["none", "vgc(1.5)", "qsgd(3, 128)", "memsgd(strom(0.01))"]
-    train(vgc_configs(SMALL, "adam", methods=methods, epochs=1), path)
+    with pytest.warns(OptimizerWarning, match=r"memsgd\(strom\(0.01\)\).* Adam"):
+        train(vgc_configs(SMALL, "adam", methods=methods, epochs=1), path)
     return path
 
 
@@ -110,7 +111,8 @@ def test_a_cut_record_keeps_its_finished_runs_and_goes_on(record: Path, tmp_path
     cut.write_bytes(b"".join(lines[:-5]) + lines[-5][:30])
     configs = [run.config for run in whole]
     heard: list[Mapping[str, Any]] = []
-    runs = train(configs, cut, listener=heard.append, resume=True)
+    with pytest.warns(OptimizerWarning, match="memsgd"):
+        runs = train(configs, cut, listener=heard.append, resume=True)
     assert [line["config"]["method"] for line in heard if line["kind"] == "run"] == [configs[-1].method]
     assert [_values(run) for run in runs] == [_values(run) for run in whole]
     assert train(configs, cut, listener=heard.append, resume=True) == runs

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
+from tests.methods import RULE_ENTRIES, RuleEntry
 
+from thinwire import DGC, EF21, QSGD, VGC, Hybrid, MemAdam, Plain, Route, Simulation, TopK
 from thinwire.engines.step_sizes import StepSizes
-from thinwire.errors import AttachError
+from thinwire.errors import AttachError, OptimizerWarning
+from thinwire.spec import rule_from
+
+ADAPTIVE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Muon", "Rprop")
 
 
 def parameters(*names: str) -> dict[str, torch.nn.Parameter]:
@@ -59,3 +66,46 @@ def test_frozen_parameters_may_stay_in_the_optimizer() -> None:
     mine, frozen = parameters("a"), torch.nn.Parameter(torch.zeros(1), requires_grad=False)
     optimizer = torch.optim.SGD([mine["a"], frozen], lr=0.1)
     assert StepSizes(mine, optimizer).now() == {"a": 0.1}
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer from elsewhere, with moments and no eps."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99)})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [getattr(torch.optim, name) for name in ADAPTIVE if hasattr(torch.optim, name)] + [Lion],
+    ids=lambda kind: kind.__name__,
+)
+def test_adaptive_optimizers_are_warned_of_with_the_remedy(kind: type[torch.optim.Optimizer]) -> None:
+    mine = parameters("w")
+    told = rf"ef21\(topk\(0.01\)\) .*'w' is adaptive, {kind.__name__}: .*memadam\(.*torch.optim.SGD .*attach_outer"
+    with pytest.warns(OptimizerWarning, match=told) as caught:
+        Simulation(mine, "ef21(topk(0.01))", 2, optimizer=kind(mine.values()))  # type: ignore[call-arg]
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("entry", RULE_ENTRIES, ids=lambda entry: entry.kind.name)
+def test_rules_that_hand_over_late_are_warned_of_and_no_others(entry: RuleEntry) -> None:
+    mine, rule = parameters("w"), rule_from(entry.golden[0])
+    optimizer = torch.optim.AdamW(mine.values())
+    if entry.kind in (DGC, MemAdam):
+        with pytest.raises(AttachError, match=r"'w' from step to step too: .* Use torch.optim.SGD with momentum=0"):
+            Simulation(mine, rule, 3, optimizer=optimizer)
+    elif entry.kind in (Plain, VGC, Hybrid):
+        Simulation(mine, rule, 3, optimizer=optimizer)  # a warning here is an error
+    else:
+        with pytest.warns(OptimizerWarning, match="memadam"):
+            Simulation(mine, rule, 3, optimizer=optimizer)
+
+
+def test_linear_optimizers_and_parameters_that_are_sent_at_once_are_not_warned_of() -> None:
+    mine = parameters("w", "b")
+    Simulation(mine, "ef21(topk(0.1))", 2, optimizer=torch.optim.SGD(mine.values(), lr=0.1, momentum=0.9))
+    route = Route({"w": QSGD(15), "b": EF21(TopK(0.1))}, min_numel=0)
+    groups = [{"params": [mine["w"]]}, {"params": [mine["b"]]}]
+    with pytest.warns(OptimizerWarning, match=r"ef21.* 'b' is adaptive"):
+        Simulation(mine, route, 2, optimizer=torch.optim.AdamW(groups))

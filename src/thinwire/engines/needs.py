@@ -55,22 +55,25 @@ def check_momentum(channel: Channel, step_sizes: StepSizes | None) -> None:
         if rule.has_momentum and step_sizes is not None and step_sizes.keeps_gradients(name):
             raise AttachError(
                 f"{rule} applies momentum itself, and the optimizer keeps gradients of {name!r} from step to step too: "
-                "momentum would be applied twice. Use torch.optim.SGD with momentum=0, or a rule without momentum such "
-                "as memsgd(topk(0.01))"
+                "momentum would be applied twice. Use torch.optim.SGD with momentum=0, or leave momentum to SGD "
+                "and use a rule without, such as memsgd(topk(0.01))"
             )
 
 
-def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None) -> None:
-    """Say what becomes of a memory in units of updates behind an optimizer that is not linear."""
-    if step_sizes is not None and step_sizes.is_adaptive and Need.STEP_SIZE in channel.needs:
-        warnings.warn(
-            f"{channel.rule} keeps what it has not sent in units of updates, for an optimizer that multiplies "
-            "gradients by a learning rate. An adaptive one divides them by their own size: what was saved up looks to "
-            "it like one huge gradient, the more so the lower the rate falls. Use SGD; or keep the rate above a tenth "
-            "of its peak and call handle.flush() at the end; or use ef21sgdm, which does not depend on the rate",
-            OptimizerWarning,
-            stacklevel=4,
-        )
+def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None, stacklevel: int) -> None:
+    """Say what becomes of late gradients behind an optimizer that is not linear."""
+    for name, rule in channel.rules.items():
+        if rule.wants_linear and step_sizes is not None and step_sizes.is_adaptive(name):
+            warnings.warn(
+                f"{rule} hands over late what it did not send at once, for an optimizer whose step is rate times "
+                f"gradient. The optimizer of {name!r} is adaptive, {step_sizes.optimizer_name}: it divides by a root "
+                "of what it is given, and what was saved up looks to it like one huge gradient. Use "
+                "memadam(topk(0.01)), which brings its own Adam, with torch.optim.SGD at the same learning rate; or "
+                "outer steps (thinwire.attach_outer) with this optimizer inside; or vgc",
+                OptimizerWarning,
+                stacklevel=stacklevel,
+            )
+            return  # once: the others are told the same
 
 
 def warn_of_decay(channel: Channel, step_sizes: StepSizes | None, fall: float) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.channel import Channel, Given, Outgoing, longest_message
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
-from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need
+from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Incoming, Loopback
@@ -79,6 +79,7 @@ class Simulation:
             check_gives(self.channels[0], {*gives, *([Need.STEP_SIZE] if optimizer is not None else [])})
         self._step_sizes = StepSizes(self.parameters, optimizer) if optimizer is not None else None
         check_momentum(self.channels[0], self._step_sizes)
+        warn_of_optimizer(self.channels[0], self._step_sizes, stacklevel=3)
         self._layouts = [self.channels[0].layout(names) for names in _by_type(self.parameters)]
         self._loopback = Loopback(workers)
         self.ledger = Ledger(workers, every=ledger_every)

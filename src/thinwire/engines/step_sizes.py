@@ -11,6 +11,9 @@ from torch import Tensor
 
 from thinwire.errors import AttachError
 
+ADAPTIVE = frozenset({"eps", "betas", "etas"})
+"""Options of those optimizers only that divide by a gradient's own size: Adam, RMSprop, Adagrad, Muon; Lion; Rprop."""
+
 
 class StepSizes:
     """Parameter name -> learning rate of its group, as it stands now."""
@@ -56,7 +59,7 @@ class StepSizes:
             if option == "lr" or isinstance(value, Number | tuple | str | None)
         ]
         members = [(f"parameter group of {name!r}", str(place)) for name, place in self._group_of.items()]
-        return {"optimizer": type(self._optimizer).__name__, **dict(groups), **dict(members)}
+        return {"optimizer": self.optimizer_name, **dict(groups), **dict(members)}
 
     def signs(self) -> dict[str, float]:
         """Parameter name -> -1 where its group ascends (`maximize=True`), else 1."""
@@ -64,9 +67,13 @@ class StepSizes:
         return {name: -1.0 if ascends[place] else 1.0 for name, place in self._group_of.items()}
 
     @property
-    def is_adaptive(self) -> bool:
-        """Whether the optimizer divides by a root of what it is given, as Adam and its like do."""
-        return any("eps" in group for group in self._optimizer.param_groups)
+    def optimizer_name(self) -> str:
+        """The name of the optimizer's class."""
+        return type(self._optimizer).__name__
+
+    def is_adaptive(self, name: str) -> bool:
+        """Whether the optimizer divides this parameter's gradients by their own size, as Adam and its like do."""
+        return bool(ADAPTIVE & self._optimizer.param_groups[self._group_of[name]].keys())
 
     @property
     def has_momentum(self) -> bool:
@@ -80,4 +87,4 @@ class StepSizes:
 
 def _keeps_gradients(group: Mapping[str, Any]) -> bool:
     """By momentum, or by moments as Adam and its like do."""
-    return "eps" in group or "betas" in group or bool(group.get("momentum", 0))
+    return bool(ADAPTIVE & group.keys()) or bool(group.get("momentum", 0))

@@ -127,6 +127,12 @@ class Feedback(Named, ABC):
         return False
 
     @property
+    def wants_linear(self) -> bool:
+        """Whether late gradients add up only behind an optimizer whose step is rate times gradient: one that divides by
+        a root of what it is given takes a number that waited for one huge gradient, and is warned of."""
+        return bool(self.slots)
+
+    @property
     def reads_common(self) -> bool:
         """Whether `send` reads, and does not change, the slots that are the same on all workers."""
         return False

@@ -40,6 +40,9 @@ class Criterion(Feedback):
     decay: float
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOMENTS})
     owes: ClassVar[tuple[str, ...]] = ("total", "squares")
+    wants_linear: ClassVar[bool] = False
+    """The paper trains with Adam. A number waits while it is noise, and the square of summed noise grows as Adam's
+    second moment does: with the number of steps."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -94,5 +94,5 @@ def _handle(ddp: DistributedDataParallel, exchange: Exchange, rule: Rule, given:
     check_need(channel, Need.MOMENTS, given.moments is not None, remedy)
     check_one_backward(channel)
     check_momentum(channel, step_sizes)
-    warn_of_optimizer(channel, step_sizes)
+    warn_of_optimizer(channel, step_sizes, stacklevel=4)
     return Handle(ddp, channel, exchange, given, step_sizes)
