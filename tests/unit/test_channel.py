@@ -505,6 +505,32 @@ def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> No
     assert int(first_nonfinite(torch.full((layout.numel,), torch.finfo(dtype).max, dtype=dtype), layout)) == FINITE
 
 
+def test_a_memory_that_overflows_undoes_the_step_and_names_its_parameter() -> None:
+    """Each gradient is finite, and so is what is sent, for bfloat16 saturates; what waits grows beyond float32."""
+    end = channels(MemSGD(TopK(count=1, values="bfloat16")), 1)[0]
+    gradient = torch.tensor([3e38, *[2e38] * 4])
+    results = [exchange([end], ["b"], [gradient])[0]]
+    assert end.finish() is None
+    before = snapshot(end)
+    results += exchange([end], ["b"], [gradient])
+    assert all(bool(torch.isfinite(result).all()) for result in results)
+    end.judge()
+    fault = end.finish()
+    assert isinstance(fault, NonFiniteGradient)
+    assert (fault.rank, fault.parameter, fault.overflows) == (0, "b", True)
+    assert snapshot(end) == before
+
+
+def test_what_is_saved_in_the_middle_of_a_step_is_all_that_was_before_it() -> None:
+    """As a signal handler does: messages are sent, answers of one bucket have come, nothing is finished."""
+    ends = channels(EF21SGDM(TOP))
+    step(ends, 0)
+    before = [snapshot(end) for end in ends]
+    exchange(ends, ["a", "c"], [gaussian(ends[0].layout(["a", "c"]), 7) for _ in ends])
+    assert ends[0].moving
+    assert [snapshot(end) for end in ends] == before
+
+
 # ---------------------------------------------------------------------- as a receiver on a GPU reads: all ranks at once
 
 

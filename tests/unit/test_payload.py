@@ -233,9 +233,9 @@ def test_flags_nested_in_flags_are_refused() -> None:
 
 def test_counts_beyond_a_piece_are_refused() -> None:
     """A shared mask's message says how many numbers of each piece follow; more than there are is damage."""
-    layout = Layout.of([("x", 0, (3,))])
-    payload = Masked(torch.arange(3), torch.ones(3), layout, (4,), value_format("full"))
-    with pytest.raises(WireError):
+    layout = Layout.of([("x", 0, (3,)), ("y", 1, (5,))])
+    payload = Masked(torch.arange(4), torch.ones(4), layout, (4, 0), value_format("full"))
+    with pytest.raises(WireError, match="claims 4 numbers of 'x', which has 3"):
         read(pack_payload(payload), layout, torch.float32)
 
 
@@ -244,6 +244,25 @@ def test_rounding_loss_stays_with_the_sender() -> None:
     layout = Layout.of([("x", 0, (2,))])
     payload = Sparse.rounded(torch.tensor([0, 1]), torch.tensor([1.0 + 2**-12, 3.0]), layout, value_format("bfloat16"))
     assert payload.values.tolist() == [1.0, 3.0]
+
+
+def test_a_message_whose_numbers_may_be_dropped_has_no_fixed_size() -> None:
+    """Two ranks that both choose two numbers may write two and one: the shorter message must travel behind its size."""
+    layout, positions = Layout.of([("x", 0, (3,))]), torch.tensor([0, 1])
+    values = (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0**-20]))
+    made = [Sparse.rounded(positions, own, layout, value_format("exponent4")) for own in values]
+    assert Sparse.rounded(positions, values[1], layout, value_format("full")).fixed
+    assert [payload.positions.tolist() for payload in made] == [[0, 1], [0]]
+    assert not any(payload.fixed for payload in made)
+
+
+def test_a_level_beyond_those_announced_is_refused() -> None:
+    """Levels up to 5 travel in three bits, in which 6 and 7 could be written."""
+    layout = Layout.of([("x", 0, (8,))])
+    message = pack_payload(QSGD(5)(gaussian(layout, torch.float32), layout, KEY))
+    message[-1] = 0x77
+    with pytest.raises(WireError, match="a level in the message exceeds the 5 levels"):
+        read(message, layout, torch.float32)
 
 
 def test_an_exponent_that_no_sender_writes_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,6 +108,16 @@ def test_restore_of_a_layout_that_was_never_remembered_changes_nothing() -> None
     made = filled()
     before = contents(made)
     made.restore(layout(["a"]), turn=0)
+    assert contents(made) == before
+
+
+def test_a_shallow_copy_has_a_memory_of_its_own() -> None:
+    made = filled()
+    made.bind(layout(["a", "d"]))
+    before, twin = contents(made), copy.copy(made)
+    assert contents(twin) == before
+    twin.view("a", "error").fill_(7)
+    twin.bind(layout(["d"]))["rows"].zero_()
     assert contents(made) == before
 
 
