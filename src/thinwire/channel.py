@@ -258,16 +258,22 @@ class Channel:
         self._underway.begin_sending(part)
         if not part.first and not takes_part(part.rule, self._key()):
             return Empty()
-        state = self.worker.bind(part.layout)
-        if part.rule.reads_common:
-            state = state | self.server.bind(part.layout)
         if not held:
-            return part.rule.send(signal, part.layout, state, self._key())
+            return self._sent(part, signal)
         self._underway.held.update(held)
         nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
         self.worker.clear_pieces(part.layout, held)
-        payload = part.rule.send(nothing, part.layout, state, self._key())
+        payload = self._sent(part, nothing)
         self.worker.restore_pieces(part.layout, held)
+        return payload
+
+    def _sent(self, part: Part, signal: Signal) -> Payload:
+        """The rule's message, and its state as it is kept until the next one."""
+        state = self.worker.bind(part.layout)
+        if part.rule.reads_common:
+            state = state | self.server.bind(part.layout)
+        payload = part.rule.send(signal, part.layout, state, self._key())
+        self.worker.put(part.layout, state, self._key())
         return payload
 
     def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:

@@ -47,7 +47,7 @@ def register(kind: Kind) -> Kind:
     ...     def delta(self, numel):
     ...         return 1 / numel
     >>> parse("memsgd(largest())")
-    MemSGD(compressor=Largest(), decay=1.0)
+    MemSGD(compressor=Largest(), decay=1.0, memory='full')
     """
     if not (isinstance(kind, type) and issubclass(kind, (Compressor, Feedback, Payload))):
         raise ConfigError(f"register takes a class of a compressor, a rule or a payload, got {kind!r}")
@@ -95,7 +95,7 @@ def parse(text: str) -> Rule:
     """The rule that a text names; a mistake is a `SpecError` with a caret under it.
 
     >>> parse("memsgd(topk(0.01, values=bfloat16))")
-    MemSGD(compressor=TopK(ratio=0.01, count=None, values='bfloat16', per='parameter'), decay=1.0)
+    MemSGD(compressor=TopK(ratio=0.01, count=None, values='bfloat16', per='parameter'), decay=1.0, memory='full')
 
     Python's spelling is read too: the classes' own names, with or without `thinwire.`, mixed with the short ones.
 

@@ -193,7 +193,7 @@ class Underway:
         """Find out whether what this rank remembers, or all ranks hold in common, is still finite."""
         moved = [(self._worker, part.layout) for part in self._sent]
         moved += [(self._server, part.layout) for part in self._received]
-        flats = [(layout, flat) for store, layout in moved for flat in store.vectors(layout)]
+        flats = [pair for store, layout in moved for pair in store.vectors(layout)]
         for layout, flat in _suspects(flats) if self.fault is None else ():
             place = int(first_nonfinite(flat, layout))
             if place != FINITE and self.fault is None:

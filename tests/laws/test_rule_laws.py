@@ -36,7 +36,8 @@ from thinwire.spec import NAMES
 WORKERS = 3
 EXHAUSTIVE = pytest.mark.exhaustive
 each_method = pytest.mark.parametrize("rule", METHODS, ids=str)
-each_memory = pytest.mark.parametrize("rule", [r for r in METHODS if isinstance(r, MemSGD)], ids=str)
+MEMORIES = [rule for rule in METHODS if isinstance(rule, MemSGD)]
+each_memory = pytest.mark.parametrize("rule", [rule for rule in MEMORIES if rule.memory == "full"], ids=str)
 INCREMENTS = [rule for rule in METHODS if isinstance(rule, Increments)]
 EXACT_CRITERIA = [
     VGC(values="full"),
@@ -141,6 +142,27 @@ def test_nothing_is_lost(rule: MemSGD, data: st.DataObject, layout: Layout, sche
         kept = size * sum(slot(sim, worker, "error", layout) for worker in range(WORKERS)) / WORKERS
     scales = mass + mass.max() if mass.numel() else mass  # sign and QSGD round relative to their block's largest number
     assert ((applied + kept + lost - given_).abs() <= 32 * eps(torch.float64) * len(stream) * scales).all()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in MEMORIES if rule.memory == "int8"], ids=str)
+@settings(max_examples=20)
+@given(data=st.data(), layout=st.sampled_from(LAYOUTS))
+def test_a_memory_in_bytes_loses_less_than_a_unit_of_its_block_a_step(
+    rule: MemSGD, data: st.DataObject, layout: Layout
+) -> None:
+    """A unit is a 127th of the largest magnitude in a worker's block, which the whole vector's bounds."""
+    stream: Stream = data.draw(streams(layout, torch.float64, workers=WORKERS))
+    sim = simulation(rule, layout)
+    sent, given_, mass = (torch.zeros(layout.numel, dtype=torch.float64) for _ in range(3))
+    units = 0.0
+    for gradients in stream:
+        sent += exchange(sim, layout, gradients)
+        given_ += sum(gradients) / WORKERS
+        mass += sum(g.abs() for g in gradients)
+        memories = [slot(sim, worker, "error", layout) for worker in range(WORKERS)]
+        units += sum(float(e.abs().max()) for e in memories if e.numel()) / 127 / WORKERS
+    kept = sum(memories) / WORKERS
+    assert ((sent + kept - given_).abs() <= units + 32 * eps(torch.float64) * len(stream) * mass).all()
 
 
 @pytest.mark.parametrize("rule", EXACT_CRITERIA, ids=str)

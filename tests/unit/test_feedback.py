@@ -134,6 +134,12 @@ def test_an_optimizer_without_momentum_is_fine_and_so_is_momentum_elsewhere() ->
     assert Simulation({"y": y}, DGC(TOP1, momentum=0.0), 2, optimizer=torch.optim.SGD([y], lr=0.1, momentum=0.9))
 
 
+@pytest.mark.parametrize("kind", [MemSGD, DGC], ids=lambda kind: kind.name)
+def test_an_unknown_kind_of_memory_is_refused(kind: Callable[..., Feedback]) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.name} memory must be one of full, int8, got 'int4'"):
+        kind(TOP1, memory="int4")
+
+
 def test_a_memory_fades_before_the_gradient_joins_it() -> None:
     for ratios, kept in ((None, 2.0), ((2.0,), 4.0)):
         state = {"error": torch.tensor([4.0, 4, 4, 4])}

@@ -12,6 +12,9 @@ import pytest
 BYTES = {  # a parameter, float32, beside dense DDP: docs/ddp.md states them
     "memsgd(topk(0.01))": 8,
     "memsgd(sign())": 8,
+    "memsgd(topk(0.01), memory=int8)": 2,
+    "dgc(topk(0.01))": 16,
+    "dgc(topk(0.01), memory=int8)": 4,
     "ef21(topk(0.01))": 16,
     "ef21sgdm(topk(0.01))": 24,
     "econtrol(topk(0.01))": 24,

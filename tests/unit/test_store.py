@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire import Layout
+from thinwire import Key, Layout
 from thinwire.feedback import Slot
 from thinwire.store import ParameterInfo, Store
 
@@ -139,3 +139,67 @@ def test_state_is_at_least_float32(parameter: torch.dtype, state: torch.dtype) -
     info = ParameterInfo.of(0, torch.zeros(2, 2, dtype=parameter))
     made = Store({"x": [Slot("error")]}, {"x": info}, 1)
     assert info.state_dtype == made.view("x", "error").dtype == state
+
+
+BYTES = [Slot("error", bits=8), Slot("other")]
+
+
+def in_bytes() -> Store:
+    infos = {"a": INFOS["a"], "d": ParameterInfo(3, (700,), torch.float32, torch.device("cpu"))}
+    return Store(dict.fromkeys(infos, BYTES), infos, 1)
+
+
+def wide(names: list[str]) -> Layout:
+    return Layout.of([(name, 0 if name == "a" else 3, (6,) if name == "a" else (700,)) for name in names])
+
+
+def test_a_slot_in_bytes_takes_a_byte_a_number_and_comes_back_within_its_unit() -> None:
+    made, both = in_bytes(), wide(["a", "d"])
+    state = made.bind(both)
+    assert not state["error"].any()
+    noise = torch.randn(706, generator=torch.Generator().manual_seed(0))
+    state["error"].copy_(noise)
+    state["other"].fill_(3.0)
+    made.put(both, state, Key())
+    kept = made.bind(both)
+    assert set(kept) == {"error", "other"}
+    assert float((kept["error"] - noise).abs().max()) <= float(noise.abs().max()) / 127
+    assert kept["error"].abs().max() == noise.abs().max()
+    assert made._bound[both]["error"].dtype == torch.int8
+    assert made._bound[both]["error, scales"].numel() == 1 + 3
+    assert torch.equal(made.view("d", "error"), kept["error"][6:])
+    cut = made.bind(wide(["d"]))["error"]  # packed anew, nothing is rounded again
+    assert torch.equal(cut, kept["error"][6:])
+
+
+def test_bytes_are_undone_saved_meanwhile_and_written_back_bit_for_bit() -> None:
+    made, both = in_bytes(), wide(["a", "d"])
+    state = made.bind(both)
+    state["error"].copy_(torch.randn(706, generator=torch.Generator().manual_seed(1)))
+    made.put(both, state, Key())
+    before = made.bind(both)["error"]
+    made.remember(both)
+    made.move(both, turn=1)
+    state = made.bind(both)
+    state["error"].mul_(-2).add_(0.1)
+    made.put(both, state, Key(step=1))
+    assert torch.equal(made.settled("d", "error", 1), before[6:])
+    assert not torch.equal(made.bind(both)["error"], before)
+    fresh = in_bytes()
+    fresh.write("d", "error", made.settled("d", "error", 1))
+    assert torch.equal(fresh.view("d", "error"), before[6:])
+    made.clear_pieces(both, ["a"])
+    assert not made.view("a", "error").any()
+    made.restore(both, turn=1)
+    assert torch.equal(made.bind(both)["error"], before)
+
+
+def test_what_is_not_finite_shows_in_the_scales() -> None:
+    made, both = in_bytes(), wide(["a", "d"])
+    state = made.bind(both)
+    state["error"][400] = torch.inf
+    made.put(both, state, Key())
+    (scales, flat), (whole, _) = made.vectors(both)[::-1]
+    assert whole == both
+    assert [piece.name for piece in scales.pieces] == ["a", "d"]
+    assert flat.isfinite().tolist() == [True, True, False, True]

@@ -124,8 +124,7 @@ class Fitting:
         with channel.clock.lock:
             for store, fresh in ((channel.worker, self.worker), (channel.server, self.server)):
                 for (name, slot), saved in fresh.items():
-                    view = store.view(name, slot)
-                    view.copy_(saved.reshape(view.shape) if saved.ndim else saved)
+                    store.write(name, slot, saved)
             channel.seed, channel.run = self.seed, self.run
             channel.clock.now = replace(self.progress, turn=channel.clock.now.turn + 1)
 

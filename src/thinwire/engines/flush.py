@@ -53,4 +53,4 @@ def forget_(channel: Channel, updates: Mapping[str, Tensor]) -> None:
     """Empty the memories that were handed over."""
     for name in updates:
         for slot in channel.rules[name].owes:
-            channel.worker.view(name, slot).zero_()
+            channel.worker.write(name, slot, torch.zeros(()))

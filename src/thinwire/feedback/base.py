@@ -54,6 +54,9 @@ class Slot:
     """One number for each row and each column of a matrix, in place of a vector; one for any other parameter."""
     initial: float = 0.0
     """What it holds at first, and after a reset."""
+    bits: int = 32
+    """8: a byte for each number and a scale for each block of them, rounded without bias when `send` is done. For a
+    vector of each worker's own that begins as zero."""
 
     def length(self, shape: Sequence[int]) -> int:
         """How many numbers it holds for a parameter of this shape."""

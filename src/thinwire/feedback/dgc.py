@@ -24,7 +24,7 @@ from thinwire.feedback.base import (
     check_contraction,
     mean_into,
 )
-from thinwire.feedback.memory import check_decay, decayed
+from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms
 from thinwire.ops.blocks import spread
@@ -51,7 +51,7 @@ class DGC(Feedback):
     `clip` bounds the norm of this worker's gradient of each parameter, before momentum. The paper clips the norm over
     all parameters, which no bucket knows before the last one has come. For a threshold t of the mean gradient it gives
     each of n workers t / sqrt(n), for gradients that are divided by n already: sqrt(n) t here, where they are not.
-    `decay` lets the memory fade, as in `MemSGD`; `flush` empties u with e.
+    `decay` lets the memory fade and `memory="int8"` keeps u and e in bytes, as in `MemSGD`; `flush` empties u with e.
 
     >>> import torch
     >>> from thinwire import Simulation, TopK
@@ -67,15 +67,16 @@ class DGC(Feedback):
     masking: bool = True
     clip: float | None = None
     decay: float = 1.0
+    memory: str = "full"
     name: ClassVar[str] = "dgc"
     piecewise: ClassVar[bool] = True
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"), Slot("error"))
     owes: ClassVar[tuple[str, ...]] = ("error", "velocity")
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 
     def __post_init__(self) -> None:
         check_compressor(self)
         check_decay(self.name, self.decay)
+        check_memory(self.name, self.memory)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(f"dgc momentum must lie in [0, 1), got {self.momentum!r}: 0.9 is usual")
         for option in ("nesterov", "masking"):
@@ -83,6 +84,10 @@ class DGC(Feedback):
                 raise ConfigError(f"dgc {option} must be True or False, got {getattr(self, option)!r}")
         if self.clip is not None and not (is_number(self.clip) and 0 < self.clip < math.inf):
             raise ConfigError(f"dgc clip must be a positive norm, or None to clip nothing, got {self.clip!r}")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return memory_slots(self.memory, "velocity", "error")
 
     @property
     def has_momentum(self) -> bool:

@@ -1,4 +1,4 @@
-"""What rules with a memory of the unsent share: how much of it they keep from step to step."""
+"""What rules with a memory of the unsent share: how much of it they keep from step to step, and in how many bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.checks import is_number
 from thinwire.errors import ConfigError
+from thinwire.feedback.base import Slot
 from thinwire.layout import Layout
 
 
@@ -16,6 +17,21 @@ def check_decay(name: str, decay: float) -> None:
             f"{name} decay must lie in (0, 1], got {decay!r}: 1 forgets nothing, 0.95 a twentieth in every step; use "
             "plain to forget all"
         )
+
+
+MEMORIES = {"full": 32, "int8": 8}
+"""How a memory may be kept, in bits a number: as float32 (float64 of float64), or as bytes with a scale a block."""
+
+
+def check_memory(name: str, memory: str) -> None:
+    """Check how a memory is kept."""
+    if memory not in MEMORIES:
+        raise ConfigError(f"{name} memory must be one of {', '.join(MEMORIES)}, got {memory!r}")
+
+
+def memory_slots(memory: str, *names: str) -> tuple[Slot, ...]:
+    """The slots of a memory, each as it is to be kept."""
+    return tuple(Slot(name, bits=MEMORIES[memory]) for name in names)
 
 
 def decayed(ratios: Sequence[float] | None, decay: float, layout: Layout) -> Sequence[float] | None:

@@ -19,7 +19,7 @@ from thinwire.feedback.base import (
     check_contraction,
     mean_into,
 )
-from thinwire.feedback.memory import check_decay, decayed
+from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -49,6 +49,9 @@ class MemSGD(Feedback):
     1 - d of what waits, which is then never sent. It bounds how old a sent update may be, at about 1 / (1 - d) steps;
     SparseLoCo (Sarfi et al. 2025) takes 0.95.
 
+    `memory="int8"` keeps e in a byte a number and one scale for each 256 of them, between steps and to undo one: each
+    step rounds it without bias, by the step's key, to multiples of a / 127, a the block's largest magnitude.
+
     >>> import torch
     >>> from thinwire import Simulation, TopK
     >>> gradients = [{"x": torch.tensor([4.0, 2.0, 1.0])}, {"x": torch.tensor([2.0, 0.0, 3.0])}]
@@ -59,15 +62,20 @@ class MemSGD(Feedback):
 
     compressor: Compressor
     decay: float = 1.0
+    memory: str = "full"
     name: ClassVar[str] = "memsgd"
     piecewise: ClassVar[bool] = True
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("error"),)
     owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 
     def __post_init__(self) -> None:
         check_compressor(self)
         check_decay(self.name, self.decay)
+        check_memory(self.name, self.memory)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return memory_slots(self.memory, "error")
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         ratios = decayed(signal.rescale, self.decay, layout)

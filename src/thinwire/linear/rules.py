@@ -14,7 +14,7 @@ from thinwire.warmup import Warmup
 ALL, TOP, RANDOM, LEVELS, ABOVE = range(5)
 """What is written: all that is not zero, the largest k, k at random, stochastic levels of all, or what is large."""
 KNOWN = (
-    "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d)), all without decay, for "
+    "memsgd or plain of identity, topk, randk or threshold, and plain(qsgd(levels, bucket=d)), without options, for "
     "its threads work on one vector, and no server holds what other rules need"
 )
 
@@ -35,7 +35,7 @@ class StepRule(NamedTuple):
 def step_rule(rule: Rule | str, d: int) -> StepRule:
     """The rule for d coordinates; refuses one that the engine does not run, or whose k exceeds d."""
     rule = rule_from(rule)
-    if not isinstance(rule, MemSGD | Plain) or (isinstance(rule, MemSGD) and rule.decay != 1):
+    if not isinstance(rule, MemSGD | Plain) or (isinstance(rule, MemSGD) and rule != MemSGD(rule.compressor)):
         raise ConfigError(f"the lock-free engine runs {KNOWN}; got {rule}")
     return _step_rule(rule.compressor, isinstance(rule, MemSGD), rule, d)
 

@@ -270,6 +270,30 @@ def levels_above_zero(packed: Tensor, count: int, levels: int) -> Tensor:
     return (unpack_codes(packed, bits + 1, count) & ((1 << bits) - 1)).count_nonzero()
 
 
+def byte_codes(x: Tensor, layout: Layout, block: int, keys: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """Each entry as a byte, y = 127 x / a with a = max|x| of its block, and these a: NaN where not all are finite.
+
+    |y| goes to floor(|y|) or, where the draw is below its fraction, one up: the expectation is y; a key for each piece,
+    as in `level_codes`. Without keys |y| goes to the nearer. The largest entry has +-127 and so comes back as it is:
+    `byte_values` of what is coded again without keys are the same numbers, bit for bit.
+    """
+    blocks = [part for _, view in layout.views(x) if view.numel() for part in torch.split(view, block)]
+    scales = torch.cat([x.new_empty(0), *(part.abs().amax().view(1) for part in blocks)])
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    wide = spread(scales, layout, block)
+    y = torch.where(wide > 0, x.abs() / wide * 127, torch.zeros_like(x))
+    draws = torch.full_like(x, 0.5)
+    for key, (_, view) in zip(keys or (), layout.views(draws), strict=keys is not None):
+        view.copy_(uniform(key, view.numel(), x.dtype, x.device))
+    floor = y.floor()
+    return ((floor + (draws < y - floor)) * x.sign()).to(torch.int8), scales
+
+
+def byte_values(codes: Tensor, scales: Tensor, layout: Layout, block: int) -> Tensor:
+    """The numbers that `byte_codes` coded, each a multiple of a / 127: a (code / 127), rounded after each operation."""
+    return spread(scales, layout, block) * (codes.to(scales.dtype) / 127)
+
+
 def natural_exponents(x: Tensor, key: int) -> Tensor:
     """Stochastic powers of two (natural compression, Horvath et al. 2019): codes 0 for zero, else exponent + 127.
 

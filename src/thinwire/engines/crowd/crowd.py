@@ -52,6 +52,8 @@ def refusal(rule: Rule, parameters: Mapping[str, Tensor]) -> str | None:
         return f"{rule.name} does not treat each piece by itself (Feedback.piecewise)"
     if not rule.compressor.piecewise:
         return f"{rule.compressor} does not compress each piece by itself (Compressor.piecewise)"
+    if any(slot.bits < 32 for slot in rule.slots):
+        return f"{rule.name} keeps its memory in bytes, which one buffer of all workers does not"
     kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters.values()}
     if len(kinds) != 1 or not kinds <= {(torch.float32, "cpu"), (torch.float64, "cpu")}:
         return "parameters must be of one type, float32 or float64, on the CPU"

@@ -5,6 +5,7 @@ from __future__ import annotations
 FILES = (
     "bit_fields",
     "block_norms",
+    "byte_codes",
     "csr_rows",
     "exponents",
     "quantise",

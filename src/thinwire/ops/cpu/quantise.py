@@ -98,7 +98,7 @@ def add_signs_(out: Tensor, negative: Tensor, scales: Tensor, layout: Layout, bl
 
 
 @compiled
-def _draw(key: Any, first: int, shift: Any, draws: Any) -> None:  # pragma: no cover
+def draw(key: Any, first: int, shift: Any, draws: Any) -> None:  # pragma: no cover
     """The top bits of the draws numbered from `first` on: SplitMix64, see `keys`."""
     start = key + np.uint64(first + 1) * _GOLDEN
     for i in range(draws.size):
@@ -136,7 +136,7 @@ def _encode_levels(
             p, b, edge = find(pieces, place)
             until = min(edge, stop)
             mine = draws[: until - place]
-            _draw(keys[p], place - pieces.starts[p], shift, mine)
+            draw(keys[p], place - pieces.starts[p], shift, mine)
             _levels(x[place:until], factors[b], levels, mine, grain, sign, codes[place - start : until - start])
             place = until
         join(codes, stop - start, width, packed, start * width // 8)
@@ -316,10 +316,10 @@ def _encode_powers(
             until = min(edge, stop)
             mine = draws[: until - place]
             if draws.itemsize == 4:
-                _draw(keys[p], place - pieces.starts[p], np.uint64(40), mine)
+                draw(keys[p], place - pieces.starts[p], np.uint64(40), mine)
                 _exponents32(bits[place:until], mine, codes[place:until])
             else:
-                _draw(keys[p], place - pieces.starts[p], np.uint64(11), mine)
+                draw(keys[p], place - pieces.starts[p], np.uint64(11), mine)
                 _exponents64(x[place:until], bits[place:until], mine, codes[place:until])
             place = until
 
