@@ -25,7 +25,7 @@ from thinwire.feedback.base import (
     check_contraction,
     mean_into,
 )
-from thinwire.feedback.memory import check_decay, decayed
+from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
 from thinwire.layout import Layout, matrix_of
 from thinwire.ops import Key, block_norms
 from thinwire.ops.blocks import spread
@@ -34,7 +34,7 @@ from thinwire.payload import Beside, Payload
 EARLY = 20
 """The first steps, in each of which the second moments are exchanged: they change fast there. Exchanged every 100 steps
 from the start, a transformer's loss after 1,000 was 2.03 in place of 1.67."""
-MOMENTUM, STEPS, ERROR = Slot("momentum"), Slot("steps", single=True), Slot("error")
+MOMENTUM, STEPS = Slot("momentum"), Slot("steps", single=True)
 SQUARES, SHARED = Slot("squares", factored=True), Slot("shared", factored=True, per_worker=False)
 
 
@@ -56,7 +56,8 @@ class MemAdam(Feedback):
     that exchanging it costs little; dimensions after the first are taken together, and a vector has one number. Workers
     square their own gradients, which are noisier than the mean of n by a factor of up to n in the square: hence the
     1/n, and with it a learning rate that was tuned for AdamW. The memory is itself a momentum; `beta1` is therefore
-    smaller than Adam's (0.9 in its place: 1.66 in place of 1.52, `docs/adaptive.md`). `decay` is that of `MemSGD`.
+    smaller than Adam's (0.9 in its place: 1.66 in place of 1.52, `docs/adaptive.md`). `decay` is that of `MemSGD`,
+    and so is `memory="int8"`, for e.
 
     What is known of D in a step is that of the steps before: in the first one nothing is said but v.
 
@@ -75,8 +76,8 @@ class MemAdam(Feedback):
     clip: float | None = 1.0
     refresh: int = 16
     decay: float = 1.0
+    memory: str = "full"
     name: ClassVar[str] = "memadam"
-    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, SQUARES, STEPS, ERROR, SHARED)
     owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
     has_momentum: ClassVar[bool] = True
@@ -85,6 +86,7 @@ class MemAdam(Feedback):
     def __post_init__(self) -> None:
         check_compressor(self)
         check_decay(self.name, self.decay)
+        check_memory(self.name, self.memory)
         for option in ("beta1", "beta2"):
             if not (is_number(getattr(self, option)) and 0 <= getattr(self, option) < 1):
                 raise ConfigError(f"memadam {option} must lie in [0, 1), got {getattr(self, option)!r}")
@@ -97,6 +99,10 @@ class MemAdam(Feedback):
                 f"memadam refresh must be a whole number of steps, at least 1, got {self.refresh!r}: second moments "
                 "that are never exchanged leave workers with different preconditioners"
             )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (MOMENTUM, SQUARES, STEPS, *memory_slots(self.memory, "error"), SHARED)
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         state["steps"].add_(1)

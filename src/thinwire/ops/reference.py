@@ -277,8 +277,8 @@ def byte_codes(x: Tensor, layout: Layout, block: int, keys: Sequence[int] | None
     as in `level_codes`. Without keys |y| goes to the nearer. The largest entry has +-127 and so comes back as it is:
     `byte_values` of what is coded again without keys are the same numbers, bit for bit.
     """
-    blocks = [part for _, view in layout.views(x) if view.numel() for part in torch.split(view, block)]
-    scales = torch.cat([x.new_empty(0), *(part.abs().amax().view(1) for part in blocks)])
+    rows = [torch.nn.functional.pad(view, (0, -view.numel() % block)).view(-1, block) for _, view in layout.views(x)]
+    scales = torch.cat([x.new_empty(0), *(row.abs().amax(1) for row in rows)])
     scales = torch.where(scales.isfinite(), scales, torch.nan)
     wide = spread(scales, layout, block)
     y = torch.where(wide > 0, x.abs() / wide * 127, torch.zeros_like(x))
