@@ -212,7 +212,12 @@ RULE_ENTRIES = (
             MemSGD(RandK(0.3, shared=True, values="bfloat16"), decay=0.95),
         ],
         ddp=["memsgd(topk(0.1), decay=0.9)", "memsgd(topk(0.1), memory=int8)"],
-        states=["memsgd(topk(0.1))", "memsgd(randk(0.1), decay=0.9)", "memsgd(strom(0.02))"],
+        states=[
+            "memsgd(topk(0.1))",
+            "memsgd(topk(0.1), memory=int8)",
+            "memsgd(randk(0.1), decay=0.9)",
+            "memsgd(strom(0.02))",
+        ],
         fuzz=[
             *(MemSGD(TopK(share, values=name)) for share in (0.5, 0.2, 0.03) for name in VALUES),
             MemSGD(RandK(0.3, shared=True, values="float16")),
@@ -225,6 +230,7 @@ RULE_ENTRIES = (
         golden=[
             "dgc(topk(0.1), momentum=0.5)",
             "dgc(topk(warmup(0.5, 0.1, 10)), momentum=0.5, nesterov=True, masking=False, clip=2.0, decay=0.75)",
+            "dgc(topk(0.1), momentum=0.5, memory=int8)",
         ],
         laws=lambda c: [DGC(c), DGC(c, momentum=0.5, nesterov=True, masking=False, clip=0.7, decay=0.9)],
         over=FEW,
@@ -234,7 +240,7 @@ RULE_ENTRIES = (
             "dgc(topk(0.1), memory=int8)",
             "dgc(randk(0.1, shared=True), momentum=0.5, nesterov=True, clip=0.1, decay=0.9)",
         ],
-        states=["dgc(topk(0.1), clip=0.5)"],
+        states=["dgc(topk(0.1), clip=0.5)", "dgc(topk(0.1), memory=int8)"],
         fuzz=[DGC(TopK(0.2, values="float16"))],
     ),
     RuleEntry(
@@ -242,11 +248,17 @@ RULE_ENTRIES = (
         golden=[
             "memadam(topk(0.1), beta2=0.9)",
             "memadam(topk(0.1, values=exponent4), clip=0.5, refresh=3, decay=0.75)",
+            "memadam(topk(0.1), beta2=0.9, memory=int8)",
         ],
         laws=lambda c: [MemAdam(c), MemAdam(c, beta1=0.0, beta2=0.9, clip=0.7, refresh=3, decay=0.9)],
         over=FEW,
-        ddp=["memadam(topk(0.1, values=exponent4))", "memadam(randk(0.1, shared=True), refresh=2)"],
-        states=["memadam(topk(0.1), refresh=3)"],
+        alone=[MemAdam(TopK(0.1), memory="int8")],
+        ddp=[
+            "memadam(topk(0.1, values=exponent4))",
+            "memadam(topk(0.1), memory=int8)",
+            "memadam(randk(0.1, shared=True), refresh=2)",
+        ],
+        states=["memadam(topk(0.1), refresh=3)", "memadam(topk(0.1), memory=int8)"],
         fuzz=[MemAdam(TopK(0.2, values="float16")), MemAdam(TopK(0.2, values="exponent4"))],
     ),
     RuleEntry(

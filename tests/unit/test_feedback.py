@@ -134,7 +134,7 @@ def test_an_optimizer_without_momentum_is_fine_and_so_is_momentum_elsewhere() ->
     assert Simulation({"y": y}, DGC(TOP1, momentum=0.0), 2, optimizer=torch.optim.SGD([y], lr=0.1, momentum=0.9))
 
 
-@pytest.mark.parametrize("kind", [MemSGD, DGC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [MemSGD, DGC, MemAdam], ids=lambda kind: kind.name)
 def test_an_unknown_kind_of_memory_is_refused(kind: Callable[..., Feedback]) -> None:
     with pytest.raises(ConfigError, match=f"{kind.name} memory must be one of full, int8, got 'int4'"):
         kind(TOP1, memory="int4")

@@ -15,6 +15,8 @@ BYTES = {  # a parameter, float32, beside dense DDP: docs/ddp.md states them
     "memsgd(topk(0.01), memory=int8)": 2,
     "dgc(topk(0.01))": 16,
     "dgc(topk(0.01), memory=int8)": 4,
+    "memadam(topk(0.01))": 16,
+    "memadam(topk(0.01), memory=int8)": 10,
     "ef21(topk(0.01))": 16,
     "ef21sgdm(topk(0.01))": 24,
     "econtrol(topk(0.01))": 24,
@@ -73,6 +75,13 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 @pytest.mark.parametrize(("rule", "expected"), BYTES.items())
 def test_a_rule_takes_its_state_and_one_copy_to_undo_a_step(rule: str, expected: int, taken: dict[str, float]) -> None:
     assert expected <= taken[rule] <= expected * 1.1 + 0.5
+
+
+@pytest.mark.parametrize(("name", "vectors"), [("memsgd", 1), ("dgc", 2), ("memadam", 1)])
+def test_a_vector_in_bytes_takes_at_most_1_1_a_parameter(name: str, vectors: int, taken: dict[str, float]) -> None:
+    """Beside the same rule in full, so that messages, which both hold, are left out; twice, to undo a step."""
+    saved = taken[f"{name}(topk(0.01))"] - taken[f"{name}(topk(0.01), memory=int8)"]
+    assert saved >= 2 * vectors * (4 - 1.1)
 
 
 def test_attaching_takes_no_memory_before_the_first_step(taken: dict[str, float]) -> None:

@@ -167,6 +167,7 @@ def test_a_slot_in_bytes_takes_a_byte_a_number_and_comes_back_within_its_unit() 
     assert kept["error"].abs().max() == noise.abs().max()
     assert made._bound[both]["error"].dtype == torch.int8
     assert made._bound[both]["error, scales"].numel() == 1 + 3
+    assert made._bound[both]["error"].nbytes + made._bound[both]["error, scales"].nbytes <= 1.1 * both.numel
     assert torch.equal(made.view("d", "error"), kept["error"][6:])
     cut = made.bind(wide(["d"]))["error"]  # packed anew, nothing is rounded again
     assert torch.equal(cut, kept["error"][6:])

@@ -326,7 +326,7 @@ def bench_memory(parameters: int, rules: Sequence[str] = RULES) -> Iterator[Memo
 
 def state_bytes(rule: str) -> int:
     """Of the slots that hold a float32 or a byte for each number."""
-    return sum(slot.bits // 8 for slot in _parsed(rule).slots if not slot.single)
+    return sum(slot.bits // 8 for slot in _parsed(rule).slots if not (slot.single or slot.factored))
 
 
 def _parsed(rule: str) -> Feedback:
