@@ -178,10 +178,11 @@ REASONS = {
 
 @pytest.mark.parametrize("rule", [rule for rule in METHODS if rule not in CROWDS], ids=str)
 def test_a_method_that_goes_by_channels_has_its_reason(rule: Feedback) -> None:
-    """A compressor that chooses over the whole buffer, or one of few rules."""
-    beyond = TopK(0.3, per="bucket")
-    reason = REASONS.get(rule.name, f"{beyond} does not compress each piece by itself")
-    assert rule.name in REASONS or rule.compressor == beyond
+    """A compressor that chooses over the whole buffer, a memory in bytes, or one of few rules."""
+    beyond, in_bytes = TopK(0.3, per="bucket"), any(slot.bits == 8 for slot in rule.slots)
+    other = f"{rule.name} keeps its memory in bytes" if in_bytes else f"{beyond} does not compress each piece by itself"
+    reason = REASONS.get(rule.name, other)
+    assert rule.name in REASONS or in_bytes or rule.compressor == beyond
     assert str(refusal(rule, parameters())).startswith(reason)
     with pytest.raises(ConfigError, match=re.escape(f"workers cannot be simulated together: {reason}")):
         Crowd(parameters(), rule, WORKERS)
