@@ -169,7 +169,6 @@ REASONS = {
     "memadam": "memadam does not treat each piece by itself",
     "threepcv2": "threepcv2 does not treat each piece by itself",
     "threepcv4": "threepcv4 does not treat each piece by itself",
-    "memadam": "memadam does not treat each piece by itself",
     "ef21p": "ef21p needs a server that broadcasts the model",
     "vgc": "vgc needs the second moments",
     "hybrid": "hybrid needs the second moments",
