@@ -25,24 +25,34 @@ SECONDS = 3600
 NEAREST = {
     "compressors": ("laws/test_compressor_laws.py", "unit/test_compressors.py", "golden", "laws"),
     "feedback": ("unit/test_feedback.py", "unit/test_vgc.py", "golden", "paper/test_equivalences.py", "laws", "paper"),
-    "payload": ("unit/test_payload.py", "unit/test_values.py", "unit/test_positions.py", "unit/test_reader.py", "fuzz"),
+    "feedback/base": ("paper/test_memsgd.py", "unit/test_outer.py"),
+    "feedback/dgc": ("paper/test_dgc.py", "golden", "unit/test_flush.py"),
+    "feedback/memadam": ("paper/test_memadam.py", "golden"),
+    "feedback/memory": ("paper/test_memsgd.py", "paper/test_dgc.py", "paper/test_memadam.py"),
+    "payload": ("unit/test_payload.py", "unit/test_values.py", "unit/test_positions.py", "unit/test_reader.py"),
+    "payload/letter": ("unit/test_channel.py", "fuzz"),
+    "payload/nested": ("unit/test_payload.py", "unit/test_family.py", "paper/test_memadam.py", "fuzz"),
+    "payload/positions": ("unit/test_positions.py", "fuzz"),
     "ops": ("kernels", "unit/test_ops.py"),
     "store": ("unit/test_store.py", "unit/test_channel.py", "laws/test_rule_laws.py", "unit/test_simulation.py"),
-    "channel": ("unit/test_channel.py", "unit/test_simulation.py", "fuzz"),
+    "channel": ("unit/test_channel.py", "unit/test_simulation.py", "paper/test_memsgd.py", "unit/test_family.py",
+                "unit/test_vgc.py", "unit/test_crowd.py", "fuzz"),
     "step": ("unit/test_channel.py", "unit/test_simulation.py", "laws/test_rule_laws.py", "dist"),
     "exchange": ("unit/test_exchange.py", "unit/test_channel.py", "dist"),
-    "checkpoint": ("unit/test_checkpoint.py", "unit/test_rotating.py", "dist/test_state.py"),
+    "checkpoint": ("unit/test_checkpoint.py", "unit/test_rotating.py", "unit/test_channel.py", "dist/test_state.py"),
     "ledger": ("unit/test_ledger.py", "unit/test_simulation.py"),
     "spec": ("unit/test_spec.py", "laws/test_rule_laws.py"),
     "engines": ("unit/test_simulation.py", "unit/test_simulate.py", "unit/test_crowd.py", "dist"),
-}
-"""The tests that look at a part of the package, narrow ones first; a path that is not there is left out."""
+    "engines/flush": ("unit/test_flush.py", "unit/test_outer.py"),
+    "engines/outer": ("unit/test_outer.py", "paper/test_sparseloco.py", "dist/test_outer.py"),
+}  # fmt: skip
+"""The tests that look at a part of the package, narrow ones first; the longest name that a place begins with counts."""
 
 
 def nearest(fault: Fault) -> list[str]:
     """The test paths to begin with."""
-    part = re.split(r"[/.]", fault.place)[0]
-    return [f"tests/{path}" for path in NEAREST.get(part, ()) if (ROOT / "tests" / path).exists()]
+    part = max((name for name in NEAREST if fault.place.startswith(name)), key=len)
+    return [f"tests/{path}" for path in NEAREST[part]]
 
 
 def copied(folder: Path) -> Path:
