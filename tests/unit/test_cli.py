@@ -80,6 +80,10 @@ COMMANDS = {
         *("--figures", "--figure", "--dataset", "--data", "--samples", "--epochs", "--threads", "--repeats", "--quick"),
         *("--json", "--resume", "--out", "--page", "--force", "--debug"),
     },
+    "reproduce adaptive": {
+        *("--methods", "--scale", "--text", "--steps", "--seeds", "--ingredients", "--rate"),
+        *("--json", "--resume", "--out", "--page", "--force", "--debug"),
+    },
     "theory": {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
         *("--step", "--json", "--debug", "--plugin"),

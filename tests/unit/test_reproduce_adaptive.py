@@ -114,7 +114,9 @@ def test_the_table_sets_each_method_beside_dense() -> None:
     row = dict(zip(head, other, strict=True))
     assert (row["100"], row["least – most"], row["of dense"]) == ("2.750", "2.200 – 3.300", "+10.0%")
     assert (row["fewer bytes"], row["a step"]) == ("100.0 ×", "1 B")
-    assert [chart.title for chart in section.charts] == ["Held-out loss against steps", "Held-out loss against bytes"]
+    assert row["s a step at 100 Mbit/s"] == "6.4e-08"
+    words = ("steps", "bytes", "time on the wire")
+    assert [chart.title for chart in section.charts] == [f"Held-out loss against {word}" for word in words]
 
 
 def test_the_command_writes_a_record_and_a_page(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,3 +139,40 @@ def test_the_command_writes_a_record_and_a_page(text: str, tmp_path: Path, capsy
     written = record.read_text()
     assert main([*words, "--out", str(record), "--resume"]) == 0  # all is done
     assert record.read_text().splitlines()[1:] == written.splitlines()[1:]
+
+
+# --------------------------------------------------------------------------------------------------------- outer steps
+
+
+def test_windows_add_outer_steps_of_every_length() -> None:
+    chosen = settings(["dense", "SparseLoCo", "memsgd(topk(0.1))"], "small", "python", 60, 1, every=(15, 30))
+    assert [(one.label, one.every) for one in chosen] == [
+        ("dense", 0),
+        ("SparseLoCo, H = 15", 15),
+        ("memsgd(topk(0.1)), H = 15", 15),
+        ("SparseLoCo, H = 30", 30),
+        ("memsgd(topk(0.1)), H = 30", 30),
+    ]
+    with pytest.raises(ConfigError, match="every must be at least 1 and divide the 60 steps, got 25"):
+        settings(["DiLoCo"], "small", "python", 60, 1, every=(25,))
+    with pytest.raises(ConfigError, match="DiLoCo exchanges every so many steps: say how many, such as --every 30"):
+        settings(["DiLoCo"], "small", "python", 60, 1)
+
+
+def test_outer_runs_train_and_their_bytes_are_beside_an_all_reduce_at_every_step(text: str) -> None:
+    chosen = settings(["DiLoCo", "SparseLoCo"], "small", "alphabet.txt", 40, 1, every=(4,))
+    dense, sparse = (run(one, text, lambda step: None) for one in chosen)
+    assert [look.step for look in sparse.curve] == list(range(4, 41, 4))
+    assert dense.dense == sparse.dense == 40 * 2 * 4 * sparse.parameters * (2 - 1) // 2
+    assert dense.ratio == pytest.approx(4)
+    assert sparse.ratio == sparse.dense / sparse.curve[-1].sent > 40
+    assert dense.end < dense.curve[0].loss
+    assert sparse.end < sparse.curve[0].loss
+
+
+def test_a_window_of_one_with_sgd_s_mean_is_training_together(text: str) -> None:
+    """Outer steps at H = 1 average the workers' AdamW steps; they come close to AdamW on the mean gradient."""
+    (apart,) = settings(["plain(identity())"], "small", "alphabet.txt", 30, 1, every=(1,))
+    together = replace(apart, every=0)
+    ends = [run(one, text, lambda step: None).end for one in (apart, together)]
+    assert ends[0] == pytest.approx(ends[1], rel=0.1)

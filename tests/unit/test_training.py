@@ -18,6 +18,7 @@ from thinwire.training.formatting import show_metric
 from thinwire.training.recorder import Totals
 from thinwire.training.sections import verdict
 from thinwire.training.summary import summarise
+from thinwire.training.tasks import TASKS
 
 RULE = "memsgd(topk(0.01))"
 
@@ -363,3 +364,18 @@ def test_weight_decay_moves_parameters_without_a_gradient_of_their_own(name: str
     x.grad = torch.zeros(1)
     optimizer.step()
     assert float(x.detach()) == pytest.approx(2 - (0.125 if name == "adam" else 0.125 * 0.5 * 2))
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "optimizer"),
+    [
+        ("digits", "memsgd(topk(0.01))", "sgd"),
+        ("text", "memadam(topk(0.01, values=exponent4))", "sgd"),
+        ("cifar10", "vgc(1.0)", "adam"),
+    ],
+)
+def test_a_task_brings_a_method_that_suits_its_optimizer(task: str, method: str, optimizer: str) -> None:
+    config = RunConfig.of(task)
+    assert (config.method, config.optimizer) == (method, optimizer)
+    assert RunConfig.of(task, "dense").optimizer == TASKS[task].defaults.optimizer
+    assert RunConfig.of(task, " memadam(topk(0.1))", optimizer="momentum").optimizer == "momentum"

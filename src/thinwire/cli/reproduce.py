@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -14,9 +16,10 @@ from thinwire.cli.console import say
 from thinwire.cli.options import DATA, THREADS, check_command, optional
 from thinwire.cli.recorded import Outputs, run_experiment, train_all
 from thinwire.errors import ConfigError
+from thinwire.link import rate_of
 from thinwire.papers.adaptive import runs as adaptive_runs
 from thinwire.papers.adaptive import settings as adaptive_settings
-from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
+from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT, sections
 from thinwire.papers.ef21 import runs as ef21_runs
 from thinwire.papers.ef21 import settings as ef21_settings
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
@@ -232,6 +235,14 @@ def adaptive(
     steps: Annotated[int | None, optional("--steps", help="Of each run (default: 1,000; 300 of small).")] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="How many, from 0 on.")] = 1,
     ingredients: Annotated[bool, typer.Option("--ingredients", help="Also what each part of memadam brings.")] = False,
+    every: Annotated[
+        str | None,
+        optional(
+            "--every",
+            help=f"Outer steps of {options.one_of(adaptive_settings.OUTER)} or rules, at each of these H (15,30).",
+        ),
+    ] = None,
+    rate: Annotated[str, typer.Option("--rate", help="Of the link for which seconds are told.")] = "100mbit",
     as_json: Json = False,
     resume: Resume = False,
     out: options.Out = None,
@@ -243,24 +254,30 @@ def adaptive(
 
     All workers are simulated in one process and exchange real messages; the loss is that of a tenth of the text that
     training never sees. Rules that bring their own Adam (memadam) run with SGD, all others with AdamW. The record is
-    written run by run: Ctrl-C keeps what was done, and --resume goes on.
+    written run by run: Ctrl-C keeps what was done, and --resume goes on. With --every workers train by themselves and
+    exchange once in H steps how far they moved; bytes are still set beside an all-reduce at every step.
 
     **Examples**
 
       thinwire reproduce adaptive
 
+      thinwire reproduce adaptive --every 15,30 --steps 990
+
       thinwire reproduce adaptive --text tinyshakespeare.txt --scale full --seeds 3 --page adaptive.html
 
-      thinwire reproduce adaptive --methods "dense; memadam(topk(0.02)); memsgd(topk(0.02))" --steps 200
+      thinwire reproduce adaptive --methods "dense; memadam(topk(0.02)); memsgd(topk(0.02))" --steps 200 --rate 1gbit
     """
     check_command(page=page)
+    shown = replace(ADAPTIVE_EXPERIMENT, sections=partial(sections, rate=rate_of(rate)))
     outputs = Outputs.of(context, "adaptive", out, page, resume=resume, force=force, as_json=as_json)
-    chosen = [one.strip() for one in methods.split(";")] if methods else list(adaptive_settings.METHODS)
+    windows = options.integers(every, "--every") if every is not None else ()
+    usual = ["dense", *adaptive_settings.OUTER] if windows else list(adaptive_settings.METHODS)
+    chosen = [one.strip() for one in methods.split(";")] if methods else usual
     name = "python" if text is None else text.rsplit("/", 1)[-1]
     where = scale or ("full" if torch.cuda.is_available() else "small")
-    wanted = adaptive_settings.settings(chosen, where, name, steps, seeds, ingredients=ingredients)
+    wanted = adaptive_settings.settings(chosen, where, name, steps, seeds, ingredients=ingredients, every=windows)
     run_experiment(
-        ADAPTIVE_EXPERIMENT,
+        shown,
         {setting: setting.steps for setting in wanted},
         lambda setting, watch: adaptive_runs.run(setting, text, watch),
         outputs,

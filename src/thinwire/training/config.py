@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 import thinwire
 from thinwire.errors import ConfigError, SpecError, UnknownName
+from thinwire.feedback import MemAdam
 from thinwire.training.tasks import check_task
 
 ENGINES = ("ddp", "sim")
@@ -81,11 +82,20 @@ class RunConfig:
     """Steps between two exchanges of how far parameters moved (`attach_outer`); 0: gradients, at every step."""
 
     @classmethod
-    def of(cls, task: str, method: str, **given: Any) -> RunConfig:
-        """A configuration with the task's defaults for everything that is not given (or given as None)."""
+    def of(cls, task: str, method: str | None = None, **given: Any) -> RunConfig:
+        """A configuration with the task's defaults for everything that is not given (or given as None).
+
+        A rule that brings its own Adam takes plain SGD in place of the task's optimizer.
+
+        >>> RunConfig.of("text").method, RunConfig.of("text").optimizer, RunConfig.of("text", "dense").optimizer
+        ('memadam(topk(0.01, values=exponent4))', 'sgd', 'adam')
+        """
         defaults = dataclasses.asdict(check_task(task).defaults)
         chosen = {name: value for name, value in given.items() if value is not None}
-        return cls(**{"workers": 4, "engine": "ddp", **defaults, **chosen, "task": task, "method": method})
+        wanted = canonical_method(method or defaults["method"])
+        own = {} if wanted in TORCH_METHODS or not isinstance(thinwire.parse(wanted), MemAdam) else {"optimizer": "sgd"}
+        common = {"workers": 4, "engine": "ddp"}
+        return cls(**{**common, **defaults, **own, **chosen, "task": task, "method": wanted})
 
     def __post_init__(self) -> None:
         check_task(self.task, self.data)

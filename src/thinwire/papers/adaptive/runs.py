@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.engines.outer import OuterSimulation
 from thinwire.engines.simulation import Simulation
 from thinwire.errors import OptimizerWarning
+from thinwire.ledger import Ledger
 from thinwire.papers.adaptive.model import Corpus, Transformer
 from thinwire.papers.adaptive.settings import ADAM, DENSE, SCALES, AdaptiveSetting
 
@@ -22,7 +25,7 @@ LOOKS = 20
 WARM, LEAST = 0.1, 0.1
 """The share of steps in which the rate rises (at most 100), and to which share of its peak a cosine lets it fall."""
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
-Gradients = list[dict[str, Tensor]]
+Windows = tuple[Tensor, Tensor]
 
 
 class Glance(NamedTuple):
@@ -44,7 +47,7 @@ class AdaptiveRun:
     parameters: int
     tokens: int
     dense: int
-    """Bytes that a worker would have sent in an all-reduce in 32 bits."""
+    """Bytes that a worker would have sent in an all-reduce in 32 bits at every step."""
     curve: tuple[Glance, ...]
 
     @property
@@ -56,9 +59,15 @@ class AdaptiveRun:
         return min(look.loss for look in self.curve)
 
     @property
+    def sent(self) -> list[float]:
+        """Bytes at each look; what is exchanged dense is taken for an all-reduce."""
+        share = self.dense / self.setting.steps / max(1, self.setting.every)
+        return [look.step * share if self.setting.rule == DENSE else float(look.sent) for look in self.curve]
+
+    @property
     def ratio(self) -> float:
-        """How many times fewer bytes than a dense all-reduce, which is what the dense run is taken for."""
-        return 1.0 if self.setting.rule == DENSE else self.dense / max(1, self.curve[-1].sent)
+        """How many times fewer bytes than a dense all-reduce at every step."""
+        return self.dense / max(1.0, self.sent[-1])
 
     def plain(self) -> dict[str, Any]:
         return asdict(self) | {"setting": self.setting.plain(), "curve": [list(look) for look in self.curve]}
@@ -84,27 +93,29 @@ def run(setting: AdaptiveSetting, path: str | None, watch: Callable[[int], None]
     corpus = Corpus.read(path, device)
     torch.manual_seed(setting.seed)
     model = Transformer(scale, corpus.tokens).to(device)
-    optimizer = _optimizer(model, setting)
-    with warnings.catch_warnings(action="ignore", category=OptimizerWarning):  # what they warn of is what is measured
-        workers = Simulation(dict(model.named_parameters()), setting.rule, scale.workers, optimizer=optimizer)
+    workers = (_Apart if setting.every else _Together)(model, setting, device)
     draws = torch.Generator(device).manual_seed(1000 + setting.seed)
-    passes, begun = _Passes(model, (scale.batch, scale.context), device), time.perf_counter()
+    begun, between = time.perf_counter(), _between_looks(setting)
     curve: list[Glance] = []
     for step in range(setting.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(step, setting)
+        workers.set_rate_(rate_at(step, setting))
         last = len(corpus.train) - scale.context - 1
         starts = torch.randint(last, (scale.workers, scale.batch), generator=draws, device=device)
-        gradients = [passes.gradient(*corpus.windows(own, scale.context)) for own in starts]
-        _step(workers, gradients, model, setting)
+        workers.step([corpus.windows(own, scale.context) for own in starts])
         watch(step + 1)
-        if (step + 1) % max(1, setting.steps // LOOKS) == 0 or step + 1 == setting.steps:
+        if (step + 1) % between == 0 or step + 1 == setting.steps:
             loss = corpus.loss(model, scale.context)
             sent = int(workers.ledger.summary()["sent_bytes"])
             curve.append(Glance(step + 1, time.perf_counter() - begun, sent, loss))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    dense = int(workers.ledger.summary()["dense_fp32_bytes"])
+    dense = int(workers.ledger.summary()["dense_fp32_bytes"]) * max(1, setting.every)
     return AdaptiveRun(setting, parameters, corpus.tokens, dense, tuple(curve))
+
+
+def _between_looks(setting: AdaptiveSetting) -> int:
+    """Steps from look to look: with outer steps, whole windows, since workers are at one point then."""
+    window = max(1, setting.every)
+    return window * math.ceil(max(1, setting.steps // LOOKS) / window)
 
 
 def _optimizer(model: Transformer, setting: AdaptiveSetting) -> torch.optim.Optimizer:
@@ -118,16 +129,73 @@ def _optimizer(model: Transformer, setting: AdaptiveSetting) -> torch.optim.Opti
     return torch.optim.SGD(groups, lr=setting.rate)
 
 
-def _step(workers: Simulation, gradients: Gradients, model: Transformer, setting: AdaptiveSetting) -> None:
-    """Exchange and step; AdamW's gradient is clipped, as is usual; a rule with an Adam of its own clips by itself."""
-    result = workers.exchange(gradients)
-    for name, parameter in workers.parameters.items():
-        parameter.grad = result[name]
-    if setting.optimizer == ADAM:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    with workers.moving():
-        assert workers.optimizer is not None
-        workers.optimizer.step()
+class _Together:
+    """All workers at one point: their gradients are exchanged, and one optimizer steps.
+
+    AdamW's gradient is clipped, as is usual; a rule with an Adam of its own clips by itself.
+    """
+
+    def __init__(self, model: Transformer, setting: AdaptiveSetting, device: torch.device) -> None:
+        scale = SCALES[setting.scale]
+        self._model, self._optimizer = model, _optimizer(model, setting)
+        self._clips = setting.optimizer == ADAM
+        with warnings.catch_warnings(action="ignore", category=OptimizerWarning):  # what is warned of is measured here
+            self._workers = Simulation(
+                dict(model.named_parameters()), setting.rule, scale.workers, optimizer=self._optimizer
+            )
+        self._passes = _Passes(model, (scale.batch, scale.context), device)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._workers.ledger
+
+    def set_rate_(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def step(self, batches: Sequence[Windows]) -> None:
+        result = self._workers.exchange([self._passes.gradient(*batch) for batch in batches])
+        for name, parameter in self._workers.parameters.items():
+            parameter.grad = result[name]
+        if self._clips:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
+        with self._workers.moving():
+            self._optimizer.step()
+
+
+class _Apart:
+    """Each worker trains a model of its own; how far they moved is exchanged every so many steps."""
+
+    def __init__(self, model: Transformer, setting: AdaptiveSetting, device: torch.device) -> None:
+        scale = SCALES[setting.scale]
+        self._models = [model, *(copy.deepcopy(model) for _ in range(scale.workers - 1))]
+        self._optimizers = [_optimizer(one, setting) for one in self._models]
+        self._passes = [_Passes(one, (scale.batch, scale.context), device) for one in self._models]
+        self._workers = OuterSimulation(
+            [dict(one.named_parameters()) for one in self._models],
+            setting.rule,
+            setting.every,
+            lr=setting.outer_rate,
+            momentum=setting.outer_momentum,
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._workers.ledger
+
+    def set_rate_(self, rate: float) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def step(self, batches: Sequence[Windows]) -> None:
+        for model, optimizer, passes, batch in zip(self._models, self._optimizers, self._passes, batches, strict=True):
+            gradient = passes.gradient(*batch)
+            for name, parameter in model.named_parameters():
+                parameter.grad = gradient[name]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+        self._workers.step()
 
 
 class _Passes:

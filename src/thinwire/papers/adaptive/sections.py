@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
+from thinwire.link import seconds_on, show_rate
 from thinwire.papers.adaptive.runs import AdaptiveRun
 from thinwire.papers.adaptive.settings import DENSE, RATE, SCALES
 from thinwire.report.page import Axis, Chart, Section, lines, section_for_each
 from thinwire.report.record_file import Experiment, one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes
 
+LINK = 1e8
+"""Bits a second, where nothing else is asked for."""
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 Labelled = tuple[str, list[float], list[float]]
 
 
-def sections(runs: Sequence[AdaptiveRun]) -> list[Section]:
+def sections(runs: Sequence[AdaptiveRun], rate: float = LINK) -> list[Section]:
     """A section for each model, text and length, in the runs' order."""
-    return section_for_each(runs, lambda one: (one.setting.scale, one.setting.text, one.setting.steps), _section)
+    return section_for_each(
+        runs, lambda one: (one.setting.scale, one.setting.text, one.setting.steps), partial(_section, rate=rate)
+    )
 
 
-def _section(runs: Sequence[AdaptiveRun]) -> Section:
+def _section(runs: Sequence[AdaptiveRun], rate: float) -> Section:
     first = runs[0]
     scale, own = SCALES[first.setting.scale], first.setting
     facts = [
@@ -30,7 +36,7 @@ def _section(runs: Sequence[AdaptiveRun]) -> Section:
         plural(1 + max(one.setting.seed for one in runs), "seed"),
     ]
     title = f"Under AdamW · {own.scale} · {own.text} · {own.steps:,} steps"
-    return Section(title, facts, _claims(runs), _table(runs), _charts(runs))
+    return Section(title, facts, _claims(runs), _table(runs, rate), _charts(runs, rate))
 
 
 def _by_method(runs: Sequence[AdaptiveRun]) -> dict[str, list[AdaptiveRun]]:
@@ -50,7 +56,7 @@ def _above(runs: Sequence[AdaptiveRun], dense: Sequence[AdaptiveRun]) -> str:
 
 
 def _dense(runs: Sequence[AdaptiveRun]) -> list[AdaptiveRun]:
-    return [one for one in runs if one.setting.rule == DENSE]
+    return [one for one in runs if one.setting.rule == DENSE and not one.setting.every]
 
 
 def _claims(runs: Sequence[AdaptiveRun]) -> list[str]:
@@ -58,22 +64,22 @@ def _claims(runs: Sequence[AdaptiveRun]) -> list[str]:
     return [
         f"{label}: {statistics.mean(one.ratio for one in own):.0f} × fewer bytes, loss {_above(own, dense)} of dense's"
         for label, own in _by_method(runs).items()
-        if dense and own[0].setting.rule != DENSE
+        if dense and own[0] not in dense
     ]
 
 
-def _table(runs: Sequence[AdaptiveRun]) -> list[list[str]]:
+def _table(runs: Sequence[AdaptiveRun], rate: float) -> list[list[str]]:
     steps, dense = runs[0].setting.steps, _dense(runs)
     head = ["method", *(f"{quarter * steps:,.0f}" for quarter in QUARTERS), "least – most", "best", "of dense"]
-    rows = [[*head, "a step", "fewer bytes"]]
+    rows = [[*head, "a step", "fewer bytes", f"s a step at {show_rate(rate)}"]]
     for label, own in _by_method(runs).items():
         looks = [statistics.mean(_at(one, quarter * steps) for one in own) for quarter in QUARTERS]
         ends, best = [one.end for one in own], statistics.mean(one.best for one in own)
-        sent = statistics.mean(one.curve[-1].sent / one.setting.steps for one in own)
+        sent = statistics.mean(one.sent[-1] / one.setting.steps for one in own)
         rows.append(
             [label, *(f"{loss:.3f}" for loss in looks), f"{min(ends):.3f} – {max(ends):.3f}", f"{best:.3f}",
-             _above(own, dense) if dense else NOTHING, NOTHING if own[0].setting.rule == DENSE else show_bytes(sent),
-             f"{statistics.mean(one.ratio for one in own):.1f} ×"]
+             _above(own, dense) if dense else NOTHING, show_bytes(sent),
+             f"{statistics.mean(one.ratio for one in own):.1f} ×", f"{seconds_on(rate, sent):.2g}"]
         )  # fmt: skip
     return rows
 
@@ -83,23 +89,20 @@ def _at(one: AdaptiveRun, step: float) -> float:
     return min(one.curve, key=lambda look: abs(look.step - step)).loss
 
 
-def _charts(runs: Sequence[AdaptiveRun]) -> list[Chart]:
+def _charts(runs: Sequence[AdaptiveRun], rate: float) -> list[Chart]:
     first = [one for one in runs if one.setting.seed == runs[0].setting.seed]
     by_steps: list[Labelled] = [
         (one.setting.label, [look.step for look in one.curve], [look.loss for look in one.curve]) for one in first
     ]
-    by_bytes: list[Labelled] = [(one.setting.label, _bytes(one), [look.loss for look in one.curve]) for one in first]
+    by_bytes: list[Labelled] = [(one.setting.label, one.sent, [look.loss for look in one.curve]) for one in first]
+    by_time: list[Labelled] = [(name, [seconds_on(rate, sent) for sent in x], y) for name, x, y in by_bytes]
     steps, sent = Axis("steps", zero=True, noun="steps"), Axis("bytes sent", log=True, unit="B")
+    wire, on_it = Axis("seconds", log=True, unit="s"), f"at {show_rate(rate)}, computing and latency not counted"
     return [
         Chart("Held-out loss against steps", "the first seed", steps, Axis("nats a character"), lines(by_steps)),
         Chart("Held-out loss against bytes", "that a worker sends", sent, Axis("nats a character"), lines(by_bytes)),
+        Chart("Held-out loss against time on the wire", on_it, wire, Axis("nats a character"), lines(by_time)),
     ]
-
-
-def _bytes(one: AdaptiveRun) -> list[float]:
-    """What was sent at each look; of the dense run, what an all-reduce would have sent."""
-    share = one.dense / one.setting.steps
-    return [look.step * share if one.setting.rule == DENSE else float(look.sent) for look in one.curve]
 
 
 ADAPTIVE_EXPERIMENT = Experiment("adaptive", one_line_each("adaptive", AdaptiveRun.of_plain), sections)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from thinwire.engines.outer import sparse_loco
 from thinwire.errors import ConfigError
 from thinwire.spec import parse
 
@@ -44,6 +45,11 @@ METHODS = {
     "QSGD": ("plain(qsgd(15))", ADAM),
 }
 """What is compared where nothing else is asked for: a rule, and the optimizer behind it."""
+OUTER = {
+    "DiLoCo": (DENSE, 0.7, 0.9),
+    "SparseLoCo": (str(sparse_loco().rule), 1.0, 0.0),
+}
+"""Outer steps: a rule, the outer rate, and Nesterov's momentum (Douillard et al. 2023; Sarfi et al. 2025)."""
 INGREDIENTS = {
     "beta1 0.9": "memadam(topk(0.01, values=exponent4), beta1=0.9)",
     "no clipping": "memadam(topk(0.01, values=exponent4), clip=None)",
@@ -68,6 +74,10 @@ class AdaptiveSetting:
     steps: int
     seed: int = 0
     rate: float = RATE
+    every: int = 0
+    """Steps between two exchanges of how far workers moved; 0: gradients, at every step."""
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
 
     @property
     def title(self) -> str:
@@ -83,16 +93,39 @@ def optimizer_of(rule: str) -> str:
 
 
 def settings(
-    methods: Sequence[str], scale: str, text: str, steps: int | None, seeds: int, *, ingredients: bool = False
+    methods: Sequence[str],
+    scale: str,
+    text: str,
+    steps: int | None,
+    seeds: int,
+    *,
+    ingredients: bool = False,
+    every: Sequence[int] = (),
 ) -> list[AdaptiveSetting]:
-    """Every method at every seed; a method is a name of METHODS or a rule's text."""
+    """Every method at every seed; a method is a name of METHODS or OUTER, or a rule's text.
+
+    With windows (`every`), rules and those of OUTER exchange how far workers moved.
+    """
     if scale not in SCALES:
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
-    chosen = {method: METHODS.get(method) or (str(parse(method)), optimizer_of(method)) for method in methods}
+    outside = [method for method in methods if method in OUTER or (every and method not in METHODS)]
+    inside = [method for method in methods if method not in outside]
+    chosen = {method: METHODS.get(method) or (str(parse(method)), optimizer_of(method)) for method in inside}
     if ingredients:
         chosen |= {label: (rule, SGD) for label, rule in INGREDIENTS.items()}
     length = steps if steps is not None else SCALES[scale].steps
     first = [AdaptiveSetting(label, rule, by, scale, text, length) for label, (rule, by) in chosen.items()]
+    if outside and not every:
+        raise ConfigError(f"{outside[0]} exchanges every so many steps: say how many, such as --every 30")
+    first += [_outer(method, window, scale, text, length) for window in every for method in outside]
     return [replace(one, seed=seed) for seed in range(seeds) for one in first]
+
+
+def _outer(method: str, every: int, scale: str, text: str, steps: int) -> AdaptiveSetting:
+    if every < 1 or steps % every:
+        raise ConfigError(f"every must be at least 1 and divide the {steps} steps, got {every}; change --steps")
+    rule, rate, momentum = OUTER.get(method) or (str(parse(method)), 1.0, 0.0)
+    label = f"{method}, H = {every}"
+    return AdaptiveSetting(label, rule, ADAM, scale, text, steps, every=every, outer_rate=rate, outer_momentum=momentum)

@@ -37,7 +37,9 @@ class Cifar10(Images):
     source: ClassVar[str] = "CIFAR-10, no augmentation"
     about: ClassVar[str] = "the images of --data, a VGG-like network"
     reads: ClassVar[str | None] = "the folder of CIFAR-10"
-    defaults: ClassVar[Defaults] = Defaults(steps=980, batch=64, lr=1e-3, optimizer="adam", schedule="constant")
+    defaults: ClassVar[Defaults] = Defaults(
+        steps=980, batch=64, lr=1e-3, optimizer="adam", schedule="constant", method="vgc(1.0)"
+    )
 
     @classmethod
     def load(cls, data: str | None = None) -> Cifar10:

@@ -27,6 +27,8 @@ class Defaults:
     lr: float
     optimizer: str = "sgd"
     schedule: str = "cosine"
+    method: str = "memsgd(topk(0.01))"
+    """A rule that loses little beside that optimizer."""
 
 
 class Task(ABC):

@@ -84,7 +84,9 @@ class Text(Task):
     name: ClassVar[str] = "text"
     about: ClassVar[str] = "the source of Python's standard library, a byte-level transformer"
     metric: ClassVar[str] = "bits_per_byte"
-    defaults: ClassVar[Defaults] = Defaults(steps=300, batch=8, lr=2e-3, optimizer="adam")
+    defaults: ClassVar[Defaults] = Defaults(
+        steps=300, batch=8, lr=2e-3, optimizer="adam", method="memadam(topk(0.01, values=exponent4))"
+    )
 
     @classmethod
     def load(cls, data: str | None = None) -> Text:
