@@ -81,7 +81,7 @@ COMMANDS = {
         *("--json", "--resume", "--out", "--page", "--force", "--debug"),
     },
     "reproduce adaptive": {
-        *("--methods", "--scale", "--text", "--steps", "--seeds", "--ingredients", "--rate"),
+        *("--methods", "--scale", "--text", "--steps", "--seeds", "--ingredients", "--every", "--rate", "--plugin"),
         *("--json", "--resume", "--out", "--page", "--force", "--debug"),
     },
     "theory": {

@@ -248,6 +248,7 @@ def adaptive(
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
+    plugin: options.Plugin = None,
     debug: options.Debug = False,
 ) -> None:
     """What AdamW trains: a transformer on text, dense and with few bytes, at AdamW's own learning rate.
