@@ -109,3 +109,12 @@ def test_a_rate_of_zero_at_first_leaves_no_preconditioner_of_zero() -> None:
     outs = [simulation.exchange(ones, {"x": size})["x"].abs().max().item() for size in (0.0, 0.1, 0.1)]
     assert outs[:2] == [0.0, 0.0]
     assert 0 < outs[2] <= 2 * 2**0.5
+
+
+def test_a_rate_of_zero_later_leaves_the_preconditioner_as_it_was() -> None:
+    """Nobody has anything to say of D at a rate of zero, and the next step is divided by the one that was known."""
+    simulation = Simulation({"x": torch.zeros(4, 3)}, MemAdam(Identity()), 2)
+    ones = [{"x": torch.ones(4, 3)}] * 2
+    outs = [simulation.exchange(ones, {"x": size})["x"].abs().max().item() for size in (0.1, 0.1, 0.0, 0.1)]
+    assert outs[2] == 0.0
+    assert outs[3] == pytest.approx(outs[1])

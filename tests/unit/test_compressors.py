@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from thinwire import (
     QSGD,
+    ChunkTopK,
     Compressor,
     Contractive,
     HardThreshold,
@@ -206,6 +207,7 @@ def test_contractive_scales_by_one_over_one_plus_omega() -> None:
         (TopK(0.25), 0.25),
         (TopK(count=5), 0.05),
         (TopK(Warmup(0.5, 0.02, 9)), 0.02),
+        (ChunkTopK(0.25, chunk=95), 0.2),  # of the last five numbers one is sent, of the others 23 in 95
         (RandK(0.25), 0.25),
         (RandK(count=0.5), 0.005),
         (HardThreshold(1.0), 0.0),
@@ -258,6 +260,12 @@ def test_equal_pieces_draw_differently_wherever_they_lie(compressor: Compressor)
     assert not torch.equal(first, second)
     assert torch.equal(first, again[1])
     assert torch.equal(second, again[0])
+
+
+def test_chunks_of_a_memory_are_rescaled_with_their_own_parameter() -> None:
+    error = torch.arange(1.0, 7.0)
+    payload = ChunkTopK(0.5, chunk=2).take_(error, torch.zeros(6), (2.0, 3.0), TWO, Key())
+    assert (payload.decode(TWO, torch.float32) + error).tolist() == [2.0, 4.0, 6.0, 12.0, 15.0, 18.0]
 
 
 def test_compressors_are_frozen_values() -> None:

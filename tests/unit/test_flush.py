@@ -54,6 +54,15 @@ def test_mem_sgd_conserves_updates_under_any_schedule(rates: list[float]) -> Non
     assert float((simulation.parameters["x"].detach() - whole).abs().max()) <= bound
 
 
+@pytest.mark.parametrize("rule", ["memsgd(topk(0.1))", "dgc(topk(0.1), masking=False)"])
+def test_after_a_flush_no_gradient_moves_nothing(rule: str) -> None:
+    """Momentum that goes on would move the model once more for what was handed over."""
+    simulation, _ = run(rule, [0.1] * 3)
+    before = simulation.parameters["x"].detach().clone()
+    simulation.step([{"x": torch.zeros(NUMBERS, dtype=torch.float64)}] * WORKERS)
+    assert torch.equal(simulation.parameters["x"].detach(), before)
+
+
 def test_a_rule_of_differences_owes_nothing() -> None:
     simulation, _ = run("ef21(topk(0.1))", [0.1] * 3)
     assert simulation.flush() == 0.0

@@ -237,6 +237,18 @@ def test_nan_moves_nobody() -> None:
     assert not torch.equal(workers[0]["w"], before["w"])
 
 
+def test_after_a_bad_step_every_worker_remembers_what_it_did_before() -> None:
+    workers = begun()
+    simulation = OuterSimulation(workers, "memsgd(topk(0.2))", every=2)
+    run(simulation, workers, range(3))
+    before = [memory(simulation, rank, "w").clone() for rank in range(WORKERS)]
+    workers[1]["b"][2] = torch.nan
+    with pytest.raises(NonFiniteUpdate):
+        simulation.step()
+    assert all(bool(kept.any()) for kept in before)
+    assert all(torch.equal(memory(simulation, rank, "w"), kept) for rank, kept in enumerate(before))
+
+
 def test_skipping_goes_back_to_the_last_outer_point() -> None:
     workers = begun()
     simulation = OuterSimulation(workers, "memsgd(topk(0.2))", every=2, nonfinite="skip", delay=1)
@@ -275,6 +287,13 @@ def test_another_number_of_workers_loads_what_was_flushed() -> None:
     smaller.load_state_dict(simulation.state_dict(), on_resize="redistribute")
     assert all(torch.equal(two[1][name], view) for name, view in point(simulation).items())
     assert smaller.steps == 4
+
+
+def test_an_outer_rate_that_was_changed_is_loaded() -> None:
+    simulation, resumed = (OuterSimulation(begun(), "memsgd(topk(0.1))", every=3) for _ in range(2))
+    simulation.lr = 0.5
+    resumed.load_state_dict(simulation.state_dict())
+    assert [replica.lr for replica in resumed.replicas] == [0.5] * WORKERS
 
 
 def test_states_that_do_not_fit_are_refused() -> None:

@@ -27,6 +27,7 @@ from thinwire.errors import ConfigError, WireError
 from thinwire.ops import backend
 from thinwire.payload import (
     FORMATS,
+    Beside,
     Dense,
     Empty,
     Flagged,
@@ -41,6 +42,7 @@ from thinwire.payload import (
     unpack_payload,
     unpack_payloads,
 )
+from thinwire.payload.nested import Sum
 from thinwire.payload.values import value_format
 
 LAYOUTS = [
@@ -229,6 +231,30 @@ def test_flags_nested_in_flags_are_refused() -> None:
     """No sender nests them; a forged message must not exhaust the stack."""
     with pytest.raises(WireError, match="holds format 7 within another"):
         read(torch.tensor([Flagged.tag, *[0] * 7] * 5000, dtype=torch.uint8), LAYOUTS[-1], torch.float32)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
+def test_second_moments_that_are_none_are_refused(wrong: float) -> None:
+    layout = Layout.of([("x", 0, (3,))])
+    beside = torch.full((sum(piece.factors for piece in layout.pieces),), wrong, dtype=torch.bfloat16)
+    with pytest.raises(WireError, match="second moments that are none"):
+        read(pack_payload(Beside(beside, Dense(torch.ones(3)))), layout, torch.float32)
+
+
+def test_second_moments_within_another_payload_are_refused() -> None:
+    layout = Layout.of([("x", 0, (3,))])
+    beside = torch.ones(sum(piece.factors for piece in layout.pieces), dtype=torch.bfloat16)
+    payload = Flagged(torch.tensor([True]), Beside(beside, Dense(torch.ones(3))))
+    with pytest.raises(WireError, match="holds format 11 within another"):
+        read(pack_payload(payload), layout, torch.float32)
+
+
+def test_a_sum_has_a_fixed_size_where_both_parts_have() -> None:
+    layout, positions = Layout.of([("x", 0, (3,))]), torch.tensor([0, 1])
+    varies = Sparse.rounded(positions, torch.tensor([1.0, 2.0**-20]), layout, value_format("exponent4"))
+    dense = Dense(torch.ones(3))
+    parts = [(dense, dense), (dense, varies), (varies, dense)]
+    assert [Sum(one, two).fixed for one, two in parts] == [True, False, False]
 
 
 def test_counts_beyond_a_piece_are_refused() -> None:

@@ -190,6 +190,14 @@ def test_bins2_sends_two_means_of_each_piece() -> None:
     assert rounded.tolist() == [low, -low, low, 0.0, 9.0, -9.0, 7.0]
 
 
+def test_bins2_splits_three_times() -> None:
+    """At the mean 5.25, the midpoint of 1 and 10.9, and that of 1.95 and 13.5: 5.75 and then 7 go to the lower bin."""
+    values = torch.tensor([1.0, 1.0, 1.0, 1.0, 5.75, -7.0, 20.0])
+    rounded = value_format("bins2").round(values, torch.zeros(7, dtype=torch.int64), pieces(1))
+    low = float(torch.tensor((4 + 5.75 + 7) / 6))
+    assert rounded.tolist() == [0.0, 0.0, 0.0, 0.0, low, -low, 20.0]
+
+
 def test_bins2_of_equal_magnitudes_and_of_zeros_is_exact() -> None:
     values = torch.tensor([0.3, -0.3, 0.3, 0.0])
     rounded = value_format("bins2").round(values, torch.zeros(4, dtype=torch.int64), pieces(1))
