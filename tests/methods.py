@@ -391,6 +391,7 @@ RULE_ENTRIES = (
             "vgc(target(4), positions=word)",
             "vgc(2.0, zeta=0.9, drop_small=True)",
             "vgc(1.0, decay=0.75)",
+            "vgc(1.0, values=qsgd4)",
         ],
         alone=[
             VGC(),
@@ -399,10 +400,16 @@ RULE_ENTRIES = (
             VGC(Target(20), drop_small=True),
             VGC(2.0, positions="word"),
             VGC(1.0, decay=0.75),
+            VGC(1.0, values="qsgd4"),
         ],
-        ddp=["vgc(1.0)", "vgc(1.0, positions=word)", "vgc(target(10), values=full, decay=0.9)"],
-        states=["vgc(1.0)", "vgc(target(10))", "vgc(target(10), positions=word)"],
-        fuzz=[VGC(1.0), VGC(1.0, positions="word")],
+        ddp=[
+            "vgc(1.0)",
+            "vgc(1.0, positions=word)",
+            "vgc(1.0, values=qsgd2)",
+            "vgc(target(10), values=full, decay=0.9)",
+        ],
+        states=["vgc(1.0)", "vgc(target(10))", "vgc(target(10), positions=word)", "vgc(1.0, values=qsgd2)"],
+        fuzz=[VGC(1.0), VGC(1.0, positions="word"), VGC(0.5, values="qsgd4"), VGC(0.5, values="qsgd2")],
     ),
     RuleEntry(
         Hybrid,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tests.paper.runs import WORKERS, D, Quadratics, Vector, assert_close, asser
 
 from thinwire import VGC, Hybrid, Key, Layout, Strom
 from thinwire.feedback import Signal, State
+from thinwire.ops import uniform
 from thinwire.payload import Sparse
 
 STEPS, BATCH = 300, 8
@@ -52,6 +55,19 @@ def test_vgc_bit_for_bit(rule: VGC, encode: object, resets_all: bool, noise: flo
     )
     assert 0 < count < WORKERS * STEPS * D
     mine = ours(rule, problem.gradient, problem.start, cosine, STEPS, moment=problem.moment)
+    assert_moved(mine)
+    assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("noise", [1.0, 30.0], ids=["signal", "noise"])
+@pytest.mark.parametrize(("name", "levels"), [("qsgd4", 8), ("qsgd2", 2)])
+def test_vgc_with_the_levels_of_qsgd(name: str, levels: int, noise: float) -> None:
+    problem, places = Sampled(noise), itertools.product(range(STEPS), range(WORKERS))
+    draws = (uniform(Key(5, t, w).number, D, torch.float64).numpy() for t, w in places)
+    encode = paper.drawn_levels(levels, draws)
+    theirs, count = paper.vgc(problem.samples, problem.start, WORKERS, cosine, STEPS, 1.5, 0.999, encode, True)
+    assert 0 < count < WORKERS * STEPS * D
+    mine = ours(VGC(1.5, values=name), problem.gradient, problem.start, cosine, STEPS, moment=problem.moment)
     assert_moved(mine)
     assert np.array_equal(mine, theirs)
 

@@ -7,7 +7,7 @@ Every function returns the iterates x_0 .. x_T as rows. `gradient(i, x, t)` is w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -216,6 +216,25 @@ def four_bits(group: dict[int, float]) -> dict[int, float]:
 
 def as_they_are(group: dict[int, float]) -> dict[int, float]:
     return group
+
+
+def drawn_levels(s: int, draws: Iterator[Vector]) -> Callable[[dict[int, float]], dict[int, float]]:
+    """QSGD's levels (Alistarh et al. 2017, section 3.1) of a group, relative to its largest magnitude in float32, cut
+    off; each call takes the next vector of uniform draws."""
+
+    def encode(group: dict[int, float]) -> dict[int, float]:
+        u, largest = next(draws), max((abs(r) for r in group.values()), default=0.0)
+        narrow = np.float32(largest)
+        m = float(narrow if float(narrow) <= largest else np.nextafter(narrow, np.float32(0)))
+        sent = {}
+        for i, r in group.items():
+            low = math.floor(abs(r) * s / m)
+            xi = min(low + 1 if u[i] < abs(r) * s / m - low else low, s)
+            if xi > 0:
+                sent[i] = math.copysign(xi * m / s, r)
+        return sent
+
+    return encode
 
 
 def vgc(

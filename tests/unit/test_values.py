@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
+from thinwire.ops import Key, pack_codes
 from thinwire.ops.blocks import NO_VALUE, exponents
 from thinwire.payload.message import Reader, join, raw
-from thinwire.payload.values import FORMATS, SIGN_ONLY, ValueFormat, value_format, value_format_of_tag
+from thinwire.payload.values import DRAWN, FORMATS, SIGN_ONLY, ValueFormat, value_format, value_format_of_tag
 
 DTYPES = [torch.float32, torch.float64]
 each_format = pytest.mark.parametrize("written", list(FORMATS.values()), ids=lambda f: f.name)
+each_drawn = pytest.mark.parametrize("written", list(DRAWN.values()), ids=lambda f: f.name)
+every_format = pytest.mark.parametrize("written", [*FORMATS.values(), *DRAWN.values()], ids=lambda f: f.name)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 magnitudes = st.one_of(
@@ -43,7 +47,7 @@ def tensors(pairs: list[tuple[float, int]], dtype: torch.dtype) -> tuple[Tensor,
 
 def sent(written: ValueFormat, values: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """What the sender says will arrive, what arrives, and the bytes; values that cannot be written are left out."""
-    rounded = written.round(values, groups, pieces(count))
+    rounded = written.round(values, groups, pieces(count), Key())
     if written.drops:
         rounded, groups = rounded[rounded != 0], groups[rounded != 0]
     packed = join(written.pack(rounded, groups, pieces(count)), torch.device("cpu"))
@@ -53,7 +57,7 @@ def sent(written: ValueFormat, values: Tensor, groups: Tensor, count: int) -> tu
     return rounded, arrived, packed
 
 
-@each_format
+@every_format
 @each_dtype
 @settings(max_examples=50)
 @given(pairs=groups_of)
@@ -242,12 +246,54 @@ def test_bins2_refuses_magnitudes_that_no_sender_writes(low: float, high: float,
         ("exponent4", 7, 2, 4 + 4),
         ("exponent4", 9, 1, 2 + 2 + 5 + 3),
         ("bins2", 17, 2, 16 + 5 + 3),
+        ("qsgd4", 7, 2, 8 + 4),
+        ("qsgd2", 17, 2, 8 + 5 + 3),
     ],
 )
 def test_bytes_on_the_wire(name: str, count: int, pieces: int, expected: int) -> None:
     """Numbers, and what fills up the last word of each row of them."""
     values, groups = torch.ones(count), torch.zeros(count, dtype=torch.int64)
-    assert sent(value_format(name), values, groups, pieces)[2].numel() == expected
+    assert sent(value_format(name, FORMATS | DRAWN), values, groups, pieces)[2].numel() == expected
+
+
+@each_drawn
+@each_dtype
+def test_drawn_levels_have_the_value_as_their_mean(written: ValueFormat, dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, -0.3, 0.05, 0.6, -0.9, 2.0, 0.1, -3.0], dtype=dtype)
+    layout, times = Layout.of([("a", 0, (5,)), ("b", 5, (3,))]), 1000
+    rounds = torch.stack([written.round(values, torch.arange(8), layout, Key(step=t)) for t in range(times)])
+    unit = torch.tensor([1.0] * 5 + [3.0] * 3) / {"qsgd4": 8, "qsgd2": 2}[written.name]
+    assert bool(((rounds - values).abs() < unit).all())
+    assert bool(((rounds / unit - (rounds / unit).round()).abs() <= 8 * torch.finfo(torch.float32).eps).all())
+    assert bool(((rounds.mean(0) - values).abs() <= 5 * unit / 2 / times**0.5).all())
+
+
+def test_drawn_levels_do_not_depend_on_how_buckets_are_cut() -> None:
+    values, key = torch.linspace(-1, 1, 40), Key(step=3)
+    whole = Layout.of([("a", 0, (10,)), ("b", 10, (30,))])
+    alone = Layout((replace(whole.pieces[1], offset=0),))
+    for written in DRAWN.values():
+        together = written.round(values, torch.arange(40), whole, key)
+        assert torch.equal(together[10:], written.round(values[10:], torch.arange(30), alone, key))
+
+
+@each_drawn
+@pytest.mark.parametrize("most", [-1.0, 0.0, math.inf, math.nan])
+def test_drawn_levels_refuse_magnitudes_that_no_sender_writes(written: ValueFormat, most: float) -> None:
+    message = join(
+        [raw(torch.tensor([most])), pack_codes(torch.tensor([1]), int(written.name[-1]))], torch.device("cpu")
+    )
+    with pytest.raises(WireError, match="magnitudes in a message"):
+        written.unpack(Reader(message), torch.tensor([0]), pieces(1), torch.float32)
+
+
+@each_drawn
+def test_drawn_levels_refuse_a_largest_number_that_is_not_sent(written: ValueFormat) -> None:
+    message = join(
+        [raw(torch.tensor([1.0])), pack_codes(torch.tensor([1]), int(written.name[-1]))], torch.device("cpu")
+    )
+    with pytest.raises(WireError, match="magnitudes in a message"):
+        written.unpack(Reader(message), torch.tensor([0]), pieces(1), torch.float32)
 
 
 @pytest.mark.parametrize("signs", [[], [1.0], [-1.0, 1.0] * 5])

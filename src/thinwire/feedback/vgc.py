@@ -12,8 +12,11 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, variance_
 from thinwire.payload import Payload, Sparse, SparseWords
 from thinwire.payload.sparse import WORD_LIMIT
-from thinwire.payload.values import value_format
+from thinwire.payload.values import DRAWN, FORMATS, value_format
 from thinwire.warmup import Number
+
+KNOWN = {**FORMATS, **DRAWN}
+"""How the values may be written."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,11 @@ class VGC(Criterion):
     not fed back.
 
     A number of S that is more than 2^7 times smaller than that largest one cannot be written. It stays, as if it were
-    not in S; `drop_small=True` is the paper's text to the letter, which loses it. `values` are those of `TopK`;
-    `positions="word"` packs 28 bits of position and 4 of value into words, as the paper counts them, in place of the
-    shorter code. `alpha` may be a `Warmup`, or a `Target` that holds a ratio.
+    not in S; `drop_small=True` is the paper's text to the letter, which loses it. `values` are those of `TopK`, or
+    those of the paper's other partner, QSGD: qsgd4 and qsgd2 draw one of 8 or 2 equidistant levels up to that largest
+    number, so that E c = r_S; what draws level 0 counts as sent and takes no bytes. `positions="word"` packs 28 bits
+    of position and 4 of value into words, as the paper counts them, in place of the shorter code. `alpha` may be a
+    `Warmup`, or a `Target` that holds a ratio.
 
     >>> import torch
     >>> from thinwire import Simulation
@@ -51,7 +56,7 @@ class VGC(Criterion):
 
     def __post_init__(self) -> None:
         check_criterion(self)
-        value_format(self.values)
+        value_format(self.values, KNOWN)
         if self.positions not in ("entropy", "word"):
             raise ConfigError(f"vgc positions must be entropy or word, got {self.positions!r}")
         if self.positions == "word" and self.values != "exponent4":
@@ -67,8 +72,9 @@ class VGC(Criterion):
         self.fade_(state)
         alphas = self.alphas(layout, state, key.step)
         chosen, values, squares = variance_(r, v, signal.value, signal.moment, layout, alphas, self.zeta)
-        sent = Sparse.rounded(chosen, values, layout, value_format(self.values), counted=False)
-        if sent.elements < len(chosen) and not self.drop_small:
+        written = value_format(self.values, KNOWN)
+        sent = Sparse.rounded(chosen, values, layout, written, counted=False, key=key)
+        if sent.elements < len(chosen) and not (self.drop_small or written.unbiased):
             r[chosen], v[chosen] = values, self.zeta * squares
             r[sent.positions], v[sent.positions] = 0, 0
         self.steer_(sent.positions, layout, state)

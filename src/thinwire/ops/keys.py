@@ -133,6 +133,11 @@ def uniform(key: int, numel: int, dtype: torch.dtype, device: torch.device | str
     return _shift_right(random_bits(key, numel, device), 64 - bits).to(dtype) * 2.0**-bits
 
 
+def uniforms(keys: Tensor, places: Tensor) -> Tensor:
+    """`uniform`'s draw in float64 of each key, given as int64, at its place."""
+    return first_uniforms(places * signed(GOLDEN) + keys)
+
+
 def first_uniform(key: int) -> float:
     """The first of `uniform`'s draws in float64, without a tensor: 1 microsecond in place of 15.
 

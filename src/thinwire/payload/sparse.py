@@ -49,12 +49,18 @@ class Sparse(Positioned):
 
     @staticmethod
     def rounded(
-        positions: Tensor, values: Tensor, layout: Layout, written: ValueFormat, *, counted: bool = True
+        positions: Tensor,
+        values: Tensor,
+        layout: Layout,
+        written: ValueFormat,
+        *,
+        counted: bool = True,
+        key: Key | None = None,
     ) -> Sparse:
-        """Values rounded to a format; what cannot be written is left out."""
+        """Values rounded to a format, by draws of the key where it draws; what cannot be written is left out."""
         if written.lossless:
             return Sparse(positions, values, layout, written, counted)
-        values = written.round(values, positions, layout)
+        values = written.round(values, positions, layout, key)
         if written.drops:
             positions, values = ops.without_zeros(positions, values)
         return Sparse(positions, values, layout, written, counted and not written.drops)

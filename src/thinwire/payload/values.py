@@ -7,6 +7,7 @@ not see.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import (
+    Key,
     exponent_codes,
     exponent_values,
     nearest_powers,
@@ -23,7 +25,8 @@ from thinwire.ops import (
     unpack_bits,
     unpack_codes,
 )
-from thinwire.ops.blocks import exponents, floor_log2, piece_of, power
+from thinwire.ops.blocks import exponents, floor_log2, piece_ends, piece_indices, piece_of, power
+from thinwire.ops.keys import uniforms
 from thinwire.payload.message import Chunk, Reader, raw
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"
@@ -38,10 +41,12 @@ class ValueFormat(ABC):
     """Whether every value arrives as it is."""
     drops: ClassVar[bool] = False
     """Whether some chosen values are too small to be written at all, so that the count varies from rank to rank."""
+    unbiased: ClassVar[bool] = False
+    """Whether it rounds by draws whose mean is the value, so that one which is not written was sent, as a zero."""
 
     @abstractmethod
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        """The values that the receiver will see; zero where one cannot be written."""
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
+        """The values that the receiver will see; zero where one cannot be written. `key` is for those that draw."""
 
     @abstractmethod
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]: ...
@@ -59,7 +64,7 @@ class Full(ValueFormat):
 
     name, tag, lossless = "full", 0, True
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         return values
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
@@ -74,7 +79,7 @@ class _Cast(ValueFormat):
 
     dtype: ClassVar[torch.dtype]
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         most = torch.finfo(self.dtype).max
         return values.clamp(-most, most).to(self.dtype).to(values.dtype)
 
@@ -113,7 +118,7 @@ class Float16(ValueFormat):
 
     name, tag = "float16", 3
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         groups = piece_of(positions, layout)
         unit = power(exponents(values, groups, len(layout.pieces)), torch.float64)[groups]
         halves = (values / unit).to(torch.float16).clamp_(-_BELOW_2, _BELOW_2)
@@ -148,7 +153,7 @@ class Exponent4(ValueFormat):
 
     name, tag, drops = "exponent4", 4, True
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         return nearest_powers(values, positions, layout)
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
@@ -182,7 +187,7 @@ class Bins2(ValueFormat):
 
     name, tag, drops = "bins2", 6, True
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         pieces, count = piece_of(positions, layout), len(layout.pieces)
         magnitudes = values.abs().to(torch.float64)
         split = _means(magnitudes, pieces, count)
@@ -223,9 +228,7 @@ def _means(magnitudes: Tensor, groups: Tensor, count: int) -> Tensor:
     In whole multiples of 2^-30 of the group's largest power of two: their sums are the same in any order, on any
     device, and a group of equal float32 numbers has exactly their mean.
     """
-    largest = torch.zeros(count, dtype=torch.float64, device=magnitudes.device)
-    largest.scatter_reduce_(0, groups, magnitudes, "amax")
-    unit = power(floor_log2(largest).to(torch.int64) - 30, torch.float64)
+    unit = power(floor_log2(_largest(magnitudes, groups, count)).to(torch.int64) - 30, torch.float64)
     steps = (magnitudes / unit[groups]).to(torch.int64)
     sums, counts = (
         torch.zeros(count, dtype=torch.int64, device=magnitudes.device).scatter_add_(0, groups, terms)
@@ -237,10 +240,86 @@ def _means(magnitudes: Tensor, groups: Tensor, count: int) -> Tensor:
 def _two_magnitudes(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """Each group's smaller and larger magnitude as float32; zero in place of one that it does not have."""
     magnitudes = values.abs().to(torch.float32)
-    highest = torch.zeros(count, dtype=torch.float32, device=values.device)
+    highest = _largest(magnitudes, groups, count)
     lowest = torch.full_like(highest, torch.inf).scatter_reduce_(0, groups, magnitudes, "amin")
-    highest.scatter_reduce_(0, groups, magnitudes, "amax")
     return torch.stack([lowest.where(highest > 0, 0), highest.where(highest > lowest, 0)], 1)
+
+
+class _Drawn(ValueFormat):
+    """A sign and one of s levels k m / s, m being the largest magnitude of a piece as float32, rounded down; drawn so
+    that the mean is the value (QSGD's levels, Alistarh et al. 2017, with the maximum in place of the norm).
+
+        k = floor(t) + [u < t - floor(t)],    t = s |v| / m,    u uniform in [0, 1):    E k m / s = |v|
+
+    Level 0 is not sent, hence s = 2^(bits - 1) levels in so many bits with the sign.
+    """
+
+    bits: ClassVar[int]
+    drops, unbiased = True, True
+
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
+        assert key is not None  # who names such a format hands over its key
+        pieces, magnitudes = piece_of(positions, layout), values.abs().to(torch.float64)
+        most = _down_to_float32(_largest(magnitudes, pieces, len(layout.pieces)))[pieces].to(torch.float64)
+        t = torch.where(most > 0, magnitudes * self.levels / most, 0)
+        draws = _draws(positions, pieces, layout, key)
+        level = (t.floor() + (draws < t - t.floor())).clamp_(max=self.levels)
+        return (level * most / self.levels).copysign(values).to(values.dtype)
+
+    @property
+    def levels(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
+        pieces = piece_of(positions, layout)
+        most = _largest(rounded.abs().to(torch.float32), pieces, len(layout.pieces))
+        codes = 2 * (self._level_of(rounded, most[pieces]) - 1) + (rounded < 0)
+        return [raw(most), pack_codes(codes, self.bits)]
+
+    def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        most = reader.numbers(len(layout.pieces), torch.float32)
+        codes = unpack_codes(reader.bits(self.bits * positions.numel()), self.bits, positions.numel())
+        pieces, level = piece_of(positions, layout), (codes >> 1) + 1
+        magnitudes = (level * most[pieces].to(torch.float64) / self.levels).to(dtype)
+        reader.require((torch.isfinite(most) & ~torch.signbit(most)).all() & (magnitudes > 0).all(), _MAGNITUDES)
+        largest = _largest(magnitudes.to(torch.float32), pieces, len(layout.pieces))
+        written = self._level_of(magnitudes, most[pieces].where(magnitudes > 0, 1))
+        reader.require((largest == most).all() & (written == level).all(), _MAGNITUDES)
+        return torch.where((codes & 1) == 1, -magnitudes, magnitudes)
+
+    def _level_of(self, rounded: Tensor, most: Tensor) -> Tensor:
+        return (rounded.abs().to(torch.float64) * self.levels / most).round().to(torch.int64)
+
+
+class Drawn4(_Drawn):
+    """Four bits a value: a sign and one of 8 levels."""
+
+    name, tag, bits = "qsgd4", 7, 4
+
+
+class Drawn2(_Drawn):
+    """Two bits a value: a sign, and the largest magnitude or half of it."""
+
+    name, tag, bits = "qsgd2", 8, 2
+
+
+def _largest(magnitudes: Tensor, groups: Tensor, count: int) -> Tensor:
+    """The largest magnitude of each group; zero of none."""
+    largest = torch.zeros(count, dtype=magnitudes.dtype, device=magnitudes.device)
+    return largest.scatter_reduce_(0, groups, magnitudes, "amax")
+
+
+def _draws(positions: Tensor, pieces: Tensor, layout: Layout, key: Key) -> Tensor:
+    """A number in [0, 1) for each position, by its place in its piece: buckets may be cut anyhow."""
+    ends = piece_ends(layout, positions.device)
+    places = positions - torch.cat([ends.new_zeros(1), ends])[pieces]
+    return uniforms(key.words(piece_indices(layout)).to(positions.device)[pieces], places)
+
+
+def _down_to_float32(magnitudes: Tensor) -> Tensor:
+    """The largest float32 that is not above: the largest of all is then of the highest level for sure."""
+    near = magnitudes.clamp(max=torch.finfo(torch.float32).max).to(torch.float32)
+    return torch.where(near > magnitudes, near.nextafter(torch.zeros_like(near)), near)
 
 
 class SignOnly(ValueFormat):
@@ -248,7 +327,7 @@ class SignOnly(ValueFormat):
 
     name, tag = "sign", 5
 
-    def round(self, values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
         return values
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
@@ -267,16 +346,21 @@ class SignOnly(ValueFormat):
 
 
 EXPONENT4, SIGN_ONLY = Exponent4(), SignOnly()
-_ALL: tuple[ValueFormat, ...] = (Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY, Bins2())
-FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY}
-"""The formats a user can name."""
+_ALL: tuple[ValueFormat, ...] = (
+    *(Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY, Bins2()),
+    *(Drawn4(), Drawn2()),
+)
+FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY and not f.unbiased}
+"""The formats a user can name, whatever is compressed."""
+DRAWN: dict[str, ValueFormat] = {f.name: f for f in _ALL if f.unbiased}
+"""Those for rules that forget what rounding loses: where it is remembered, rounding to the nearest loses less."""
 
 
-def value_format(name: str) -> ValueFormat:
-    """The format of that name; an unknown name is a `ConfigError`."""
-    if not isinstance(name, str) or name not in FORMATS:
-        raise ConfigError(f"unknown value format {name!r}; known: {', '.join(FORMATS)}")
-    return FORMATS[name]
+def value_format(name: str, known: Mapping[str, ValueFormat] = FORMATS) -> ValueFormat:
+    """The known format of that name; an unknown name is a `ConfigError`."""
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(f"unknown value format {name!r}; known: {', '.join(known)}")
+    return known[name]
 
 
 def value_format_of_tag(tag: int) -> ValueFormat:
