@@ -40,6 +40,9 @@ def test_the_default_runs_are_the_papers_table() -> None:
         assert (config.workers, config.batch, config.weight_decay) == (8, 64, 5e-4)
         assert config.steps == 300 * 98
         assert (config.lr, config.schedule) == (0.4, "halving")
+    both = vgc_configs(CIFAR10, "momentum", methods=["none", "dgc(topk(0.001))"])
+    assert [one.optimizer for one in both] == ["momentum", "sgd"]  # DGC brings the momentum
+    assert len({one.lr for one in both}) == 1
     adam = vgc_configs(CIFAR10, "adam", epochs=2)[0]
     assert (adam.lr, adam.schedule, adam.steps, adam.evaluations) == (1e-3, "constant", 196, 2)
 

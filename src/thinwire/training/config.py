@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 import thinwire
 from thinwire.errors import ConfigError, SpecError, UnknownName
-from thinwire.feedback import MemAdam
+from thinwire.feedback import Feedback
 from thinwire.training.tasks import check_task
 
 ENGINES = ("ddp", "sim")
@@ -60,6 +60,16 @@ def canonical_method(text: str) -> str:
         raise
 
 
+def brings_momentum(method: str) -> bool:
+    """Whether a method applies momentum, or all of Adam, on the workers: the optimizer beside it is plain SGD.
+
+    >>> brings_momentum("dgc(topk(0.001))"), brings_momentum("memsgd(topk(0.01))"), brings_momentum("dense")
+    (True, False, False)
+    """
+    rule = None if method in TORCH_METHODS else thinwire.parse(method)
+    return isinstance(rule, Feedback) and rule.has_momentum
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run: everything that decides its numbers. `batch` counts the samples of one worker's step."""
@@ -85,7 +95,7 @@ class RunConfig:
     def of(cls, task: str, method: str | None = None, **given: Any) -> RunConfig:
         """A configuration with the task's defaults for everything that is not given (or given as None).
 
-        A rule that brings its own Adam takes plain SGD in place of the task's optimizer.
+        A rule that brings its own momentum or Adam takes plain SGD in place of the task's optimizer.
 
         >>> RunConfig.of("text").method, RunConfig.of("text").optimizer, RunConfig.of("text", "dense").optimizer
         ('memadam(topk(0.01, values=exponent4))', 'sgd', 'adam')
@@ -93,7 +103,7 @@ class RunConfig:
         defaults = dataclasses.asdict(check_task(task).defaults)
         chosen = {name: value for name, value in given.items() if value is not None}
         wanted = canonical_method(method or defaults["method"])
-        own = {} if wanted in TORCH_METHODS or not isinstance(thinwire.parse(wanted), MemAdam) else {"optimizer": "sgd"}
+        own = {"optimizer": "sgd"} if brings_momentum(wanted) else {}
         common = {"workers": 4, "engine": "ddp"}
         return cls(**{**common, **defaults, **own, **chosen, "task": task, "method": wanted})
 

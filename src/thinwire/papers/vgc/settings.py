@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinwire.errors import ConfigError
 from thinwire.papers.vgc.claims import TABLE
-from thinwire.training.config import RunConfig, comparison
+from thinwire.training.config import RunConfig, brings_momentum, comparison
 
 EPOCHS, WORKERS, BATCH, WEIGHT_DECAY = 300, 8, 64, 5e-4
 OPTIMIZERS = ("adam", "momentum", "adamw")
@@ -55,6 +55,8 @@ def vgc_configs(
 ) -> list[RunConfig]:
     """Every method with every seed; weight decay is the optimizer's, and so neither in r nor in v.
 
+    A rule with a momentum of its own, such as DGC, runs beside plain SGD.
+
     Momentum SGD's learning rate is halved every twelfth of the run, which is 25 of the paper's 300 epochs.
     """
     if optimizer not in OPTIMIZERS:
@@ -63,7 +65,7 @@ def vgc_configs(
     if epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     adam = optimizer != "momentum"
-    return comparison(
+    configs = comparison(
         setting.task,
         ["dense" if method.strip() == "none" else method for method in methods or setting.methods],
         seeds,
@@ -79,6 +81,7 @@ def vgc_configs(
         data=data,
         device=device,
     )
+    return [replace(one, optimizer="sgd") if brings_momentum(one.method) else one for one in configs]
 
 
 def split_methods(text: str) -> list[str]:
