@@ -86,6 +86,8 @@ CIRCUMSTANCES = {
     "never used": Run("ef21sgdm(topk(0.1))", network=NeverUsed, ddp={"find_unused_parameters": True}),
     "tied and frozen": Run("memsgd(topk(0.1))", network=Tied),
     "two groups": Run("memsgd(topk(0.1))", groups=True),
+    "muon": Run("ef21sgdm(topk(0.1))", muon=True),
+    "muon, accumulated": Run("ef21(topk(0.1))", muon=True, accumulate=2, ddp={"bucket_cap_mb": 25}),
     "clipped": Run("memsgd(topk(0.1))", clip=0.1),
     "bfloat16": Run("memsgd(topk(0.1))", dtype=torch.bfloat16),
     "float16": Run("ef21(topk(0.1))", dtype=torch.float16),

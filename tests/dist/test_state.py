@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,23 @@ from thinwire.errors import StateError
 pytestmark = pytest.mark.dist
 
 HALF = 10
+RUNS = [*(Run(rule) for rule in DDP_STATES), Run("ef21sgdm(topk(0.1))", muon=True)]
 
 
 def saved_half(rank: int, size: int, folder: str) -> None:
-    for place, rule in enumerate(DDP_STATES):
-        _, handle, _ = train_ddp(rank, Run(rule), until=HALF)
+    for place, run in enumerate(RUNS):
+        _, handle, _ = train_ddp(rank, run, until=HALF)
         torch.save(handle.saved, f"{folder}/{place}-{rank}.pt")  # type: ignore[attr-defined]
 
 
 def resumed(rank: int, size: int, folder: str) -> list[bool]:
     """Resume with buckets cut differently, and compare with a run that never stopped."""
     same = []
-    for place, rule in enumerate(DDP_STATES):
+    for place, run in enumerate(RUNS):
         saved = torch.load(f"{folder}/{place}-{rank}.pt", weights_only=True)
-        other_buckets = Run(rule, ddp={"bucket_cap_mb": 0.003})
+        other_buckets = replace(run, ddp={"bucket_cap_mb": 0.003})
         halves, _, _ = train_ddp(rank, other_buckets, resume=(HALF, saved))
-        whole, _, _ = train_ddp(rank, Run(rule))
+        whole, _, _ = train_ddp(rank, run)
         same.append(not list(differences(whole, halves)))
     return same
 
@@ -44,7 +46,7 @@ def test_resume_is_bitwise_the_uninterrupted_run_with_other_buckets(tmp_path: Pa
     """The first half and the second are different processes."""
     run_world(2, saved_half, str(tmp_path), folder=tmp_path)
     for same in run_world(2, resumed, str(tmp_path), folder=tmp_path):
-        assert same == [True] * len(DDP_STATES)
+        assert same == [True] * len(RUNS)
 
 
 def mean_of(states: list[dict[str, Any]], slot: str) -> dict[str, torch.Tensor]:

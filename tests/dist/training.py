@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.moments import watch
+from thinwire.updates import NewtonSchulz, Sign, UpdateOptimizer
 
 Parameters = dict[str, Tensor]
 
@@ -41,6 +43,8 @@ class Run:
     decay_at: tuple[int, ...] = (7, 13)
     ddp: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 0.001})
     network: Callable[[], nn.Module] = network
+    muon: bool = False
+    """Weights by Newton-Schulz, biases by their signs."""
 
 
 def optimizer_of(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -49,8 +53,12 @@ def optimizer_of(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, tor
     trained = [p for p in model.parameters() if p.requires_grad]
     biases, weights = [p for p in trained if p.ndim == 1], [p for p in trained if p.ndim > 1]
     groups = [{"params": weights}, {"params": biases, "lr": 0.02}] if run.groups else [{"params": trained}]
+    if run.muon:
+        groups = [{"params": weights}, {"params": biases, "lr": 0.02, "update": Sign()}]
     momentum = 0.0 if getattr(thinwire.parse(run.rule), "has_momentum", False) else 0.9
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=momentum)
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=momentum)
+    muon = partial(UpdateOptimizer, update=NewtonSchulz(), lr=0.1, weight_decay=0.1)
+    optimizer = muon(groups) if run.muon else sgd(groups)
     return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, list(run.decay_at), gamma=0.3)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import thinwire
 from thinwire.channel import Channel
@@ -27,6 +28,13 @@ def test_moments_are_there_as_the_remedy_of_an_error_writes_them() -> None:
 def test_other_names_are_refused_as_by_any_module() -> None:
     with pytest.raises(AttributeError, match="module 'thinwire' has no attribute 'momentz'"):
         thinwire.momentz  # noqa: B018
+
+
+def test_updates_and_their_optimizer_come_with_the_package() -> None:
+    """As the docs name them, by `import thinwire` alone."""
+    assert issubclass(thinwire.updates.UpdateOptimizer, torch.optim.Optimizer)
+    kinds = (thinwire.updates.NewtonSchulz, thinwire.updates.Sign, thinwire.updates.Muon)
+    assert [str(kind()) for kind in kinds] == ["newtonschulz()", "sign()", "muon()"]
 
 
 def test_what_users_annotate_and_build_with_is_exported() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.updates import L1, Box, Descent, Muon, Normalised, Proximal
+from thinwire.updates import L1, Box, Descent, Muon, NewtonSchulz, Normalised, Proximal, Sign
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -79,7 +79,45 @@ def test_muon_leaves_directions_alone_of_which_nothing_is_known() -> None:
     assert x["w"].tolist() == [[-0.5, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (5, 2, 3), (8, 8)])
+def test_newton_schulz_comes_near_the_orthogonal_matrix(shape: tuple[int, ...]) -> None:
+    """Its singular values lie where its polynomial brings them, and it turns the same way as Muon's exact step."""
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near, exact = {"w": torch.zeros_like(gradient)}, {"w": torch.zeros_like(gradient)}
+    matrix = gradient.flatten(1)
+    NewtonSchulz()(near, {"w": gradient}, 1.0)
+    Muon()(exact, {"w": gradient}, 1.0)
+    step = near["w"].flatten(1) / (0.2 * max(matrix.shape) ** 0.5)
+    found = torch.linalg.svdvals(step)
+    x = torch.linalg.svdvals(matrix) / matrix.norm()
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    assert found.sort().values.tolist() == pytest.approx(x.sort().values.tolist(), abs=1024 * EPS)
+    assert 0.65 < found.min() <= found.max() < 1.25
+    assert torch.nn.functional.cosine_similarity(step.flatten(), exact["w"].flatten(), dim=0) > 0.97
+
+
+@pytest.mark.parametrize("update", [NewtonSchulz(), Sign()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_one_length_does_not_see_the_size_of_a_gradient(
+    update: NewtonSchulz | Sign, dtype: torch.dtype
+) -> None:
+    gradients = {"w": torch.randn(6, 4, dtype=dtype), "b": torch.tensor([5.0, -1, 0], dtype=dtype)}
+    steps = []
+    for size in (1.0, 2.0**-90, 2.0**90):
+        x = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        update(x, {name: gradient * size for name, gradient in gradients.items()}, 0.5)
+        steps.append(x)
+    assert steps[0]["w"].abs().max() > 0
+    assert all(torch.equal(step[name], steps[0][name]) for step in steps for name in gradients)
+    zero = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+    update(zero, {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}, 0.5)
+    assert not any(tensor.any() for tensor in zero.values())
+
+
 def test_bounds() -> None:
+    with pytest.raises(ConfigError, match="newtonschulz needs iterations of at least 1, got 0"):
+        NewtonSchulz(0)
     with pytest.raises(ConfigError, match="l1 weight must be at least 0, got -1"):
         L1(-1)
     with pytest.raises(ConfigError, match="box needs low <= high, got 1 and 0"):

@@ -224,9 +224,7 @@ def adaptive(
     context: typer.Context,
     methods: Annotated[
         str | None,
-        optional(
-            "--methods", help=f"Some of {', '.join(adaptive_settings.METHODS)}, or rules, with semicolons between."
-        ),
+        optional("--methods", help=f"Some of {', '.join(adaptive_settings.NAMED)}, or rules, with semicolons between."),
     ] = None,
     scale: Annotated[
         str | None, optional("--scale", help="small, full or other (default: full with a GPU, else small).")

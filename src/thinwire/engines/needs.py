@@ -62,6 +62,7 @@ def check_momentum(channel: Channel, step_sizes: StepSizes | None) -> None:
 
 def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None, stacklevel: int) -> None:
     """Say what becomes of late gradients behind an optimizer that is not linear."""
+    _warn_of_update(channel, step_sizes, stacklevel + 1)
     for name, rule in channel.rules.items():
         if rule.wants_linear and step_sizes is not None and step_sizes.is_adaptive(name):
             warnings.warn(
@@ -70,6 +71,22 @@ def warn_of_optimizer(channel: Channel, step_sizes: StepSizes | None, stacklevel
                 "of what it is given, and what was saved up looks to it like one huge gradient. Use "
                 "memadam(topk(0.01)), which brings its own Adam, with torch.optim.SGD at the same learning rate; or "
                 "outer steps (thinwire.attach_outer) with this optimizer inside; or vgc",
+                OptimizerWarning,
+                stacklevel=stacklevel,
+            )
+            return  # once: the others are told the same
+
+
+def _warn_of_update(channel: Channel, step_sizes: StepSizes | None, stacklevel: int) -> None:
+    """Say that a step of one length does not take a sum for what it is; EF21's result is an estimate, and no sum."""
+    for name, rule in channel.rules.items():
+        update = step_sizes.of_one_length(name) if step_sizes and Need.STEP_SIZE in rule.needs else None
+        if update is not None:
+            warnings.warn(
+                f"{rule} hands over late, in one sum, what it did not send at once, and the update of {name!r}, "
+                f"{update}, steps as far whatever it is given: what was saved up moves the model no further than one "
+                "gradient. Use ef21sgdm(topk(0.05)), which hands over an estimate of the momentum, or an optimizer "
+                "whose step is rate times gradient, such as torch.optim.SGD",
                 OptimizerWarning,
                 stacklevel=stacklevel,
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import AttachError
+from thinwire.updates import UpdateOptimizer
 
 ADAPTIVE = frozenset({"eps", "betas", "etas"})
 """Options of those optimizers only that divide by a gradient's own size: Adam, RMSprop, Adagrad, Muon; Lion; Rprop."""
@@ -74,6 +75,13 @@ class StepSizes:
     def is_adaptive(self, name: str) -> bool:
         """Whether the optimizer divides this parameter's gradients by their own size, as Adam and its like do."""
         return bool(ADAPTIVE & self._optimizer.param_groups[self._group_of[name]].keys())
+
+    def of_one_length(self, name: str) -> str | None:
+        """The update that moves this parameter as far whatever the size of its gradient, if it is such a one."""
+        if not isinstance(self._optimizer, UpdateOptimizer):
+            return None
+        update = self._optimizer.update_of(self._group_of[name])
+        return None if update.proportional else str(update)
 
     @property
     def has_momentum(self) -> bool:

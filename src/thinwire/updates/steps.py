@@ -19,6 +19,9 @@ from thinwire.named import Named
 class Update(Named, ABC):
     """One step from x along g, in place."""
 
+    proportional: ClassVar[bool] = False
+    """Whether a step is as long as g is large, so that what was saved up over several steps moves x as far in one."""
+
     @abstractmethod
     def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:
         """Move the parameters that g names; the others stay."""
@@ -29,6 +32,7 @@ class Descent(Update):
     """x <- x - s g."""
 
     name: ClassVar[str] = "descent"
+    proportional: ClassVar[bool] = True
 
     @torch.no_grad()
     def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:
@@ -63,8 +67,7 @@ class Muon(Update):
     `ef21p(ef21sgdm(C, eta=beta), C_s)` this is EF21-Muon (Gruntkowska, Gaponov, Tovmasyan and Richtarik 2025), whose
     gradients are compressed before the LMO; to compress what comes out of it may fail at any step size.
 
-    U V' is taken from the singular value decomposition. Newton-Schulz iterations, as in torch.optim.Muon, are faster on
-    a GPU and only come near it.
+    U V' is taken from the singular value decomposition. `NewtonSchulz` only comes near it, and is far faster on a GPU.
     """
 
     name: ClassVar[str] = "muon"
@@ -105,6 +108,7 @@ class Proximal(Update):
 
     regulariser: Regulariser
     name: ClassVar[str] = "proximal"
+    proportional: ClassVar[bool] = True
 
     @torch.no_grad()
     def __call__(self, x: Mapping[str, Tensor], g: Mapping[str, Tensor], size: float) -> None:

@@ -18,13 +18,16 @@ from thinwire.engines.simulation import Simulation
 from thinwire.errors import OptimizerWarning
 from thinwire.ledger import Ledger
 from thinwire.papers.adaptive.model import Corpus, Transformer
-from thinwire.papers.adaptive.settings import ADAM, DENSE, SCALES, AdaptiveSetting
+from thinwire.papers.adaptive.settings import ADAM, MUON, SCALES, AdaptiveSetting
+from thinwire.updates import NewtonSchulz, Sign, UpdateOptimizer
 
 LOOKS = 20
 """At the held-out loss, in a run."""
 WARM, LEAST = 0.1, 0.1
 """The share of steps in which the rate rises (at most 100), and to which share of its peak a cosine lets it fall."""
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
+SIGNS = 0.5
+"""The rate of steps by signs, for embeddings and vectors beside Muon's matrices, as a share of the others'."""
 Windows = tuple[Tensor, Tensor]
 
 
@@ -62,7 +65,7 @@ class AdaptiveRun:
     def sent(self) -> list[float]:
         """Bytes at each look; what is exchanged dense is taken for an all-reduce."""
         share = self.dense / self.setting.steps / max(1, self.setting.every)
-        return [look.step * share if self.setting.rule == DENSE else float(look.sent) for look in self.curve]
+        return [look.step * share if "identity" in self.setting.rule else float(look.sent) for look in self.curve]
 
     @property
     def ratio(self) -> float:
@@ -120,6 +123,8 @@ def _between_looks(setting: AdaptiveSetting) -> int:
 
 def _optimizer(model: Transformer, setting: AdaptiveSetting) -> torch.optim.Optimizer:
     """With decay for matrices alone."""
+    if setting.optimizer == MUON:
+        return _muon(model, setting.rate)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -127,6 +132,24 @@ def _optimizer(model: Transformer, setting: AdaptiveSetting) -> torch.optim.Opti
     if setting.optimizer == ADAM:
         return torch.optim.AdamW(groups, lr=setting.rate, betas=BETAS)
     return torch.optim.SGD(groups, lr=setting.rate)
+
+
+def _muon(model: Transformer, rate: float) -> UpdateOptimizer:
+    """Orthogonal steps for the matrices between the ends, signs for the embeddings and for vectors."""
+    inner = [p for p in model.blocks.parameters() if p.ndim > 1]
+    outer = [model.embed.weight, model.position]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": inner, "weight_decay": WEIGHT_DECAY},
+        {"params": outer, "weight_decay": WEIGHT_DECAY, "update": Sign(), "share": SIGNS},
+        {"params": vectors, "update": Sign(), "share": SIGNS},
+    ]
+    return UpdateOptimizer(groups, NewtonSchulz(), rate)
+
+
+def _set_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("share", 1.0)
 
 
 class _Together:
@@ -150,8 +173,7 @@ class _Together:
         return self._workers.ledger
 
     def set_rate_(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        _set_rate_(self._optimizer, rate)
 
     def step(self, batches: Sequence[Windows]) -> None:
         result = self._workers.exchange([self._passes.gradient(*batch) for batch in batches])
@@ -185,8 +207,7 @@ class _Apart:
 
     def set_rate_(self, rate: float) -> None:
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            _set_rate_(optimizer, rate)
 
     def step(self, batches: Sequence[Windows]) -> None:
         for model, optimizer, passes, batch in zip(self._models, self._optimizers, self._passes, batches, strict=True):

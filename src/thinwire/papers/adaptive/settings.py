@@ -13,7 +13,7 @@ from thinwire.spec import parse
 DENSE = "plain(identity())"
 RATE = 1e-3
 """AdamW's, tuned for the dense run; every other method takes it over as it is."""
-ADAM, SGD = "adamw", "sgd"
+ADAM, SGD, MUON = "adamw", "sgd", "muon"
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ METHODS = {
     "QSGD": ("plain(qsgd(15))", ADAM),
 }
 """What is compared where nothing else is asked for: a rule, and the optimizer behind it."""
+ORTHOGONAL = {
+    "Muon": ("ef21sgdm(identity())", MUON),
+    "EF21-Muon 5 %": ("ef21sgdm(topk(0.05))", MUON),
+    "EF21-Muon 1 %": ("ef21sgdm(topk(0.01))", MUON),
+}
+"""Steps of Newton and Schulz along the momentum: dense, and by the differences of EF21."""
+NAMED = METHODS | ORTHOGONAL
 OUTER = {
     "DiLoCo": (DENSE, 0.7, 0.9),
     "SparseLoCo": (str(sparse_loco().rule), 1.0, 0.0),
@@ -102,7 +109,7 @@ def settings(
     ingredients: bool = False,
     every: Sequence[int] = (),
 ) -> list[AdaptiveSetting]:
-    """Every method at every seed; a method is a name of METHODS or OUTER, or a rule's text.
+    """Every method at every seed; a method is a name of NAMED or OUTER, or a rule's text.
 
     With windows (`every`), rules and those of OUTER exchange how far workers moved.
     """
@@ -110,9 +117,9 @@ def settings(
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
-    outside = [method for method in methods if method in OUTER or (every and method not in METHODS)]
+    outside = [method for method in methods if method in OUTER or (every and method not in NAMED)]
     inside = [method for method in methods if method not in outside]
-    chosen = {method: METHODS.get(method) or (str(parse(method)), optimizer_of(method)) for method in inside}
+    chosen = {method: NAMED.get(method) or (str(parse(method)), optimizer_of(method)) for method in inside}
     if ingredients:
         chosen |= {label: (rule, SGD) for label, rule in INGREDIENTS.items()}
     length = steps if steps is not None else SCALES[scale].steps
