@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.dist.training import batch, network
+from tests.dist.world import run_world
+from tests.methods import COMPRESSORS, DDP_STATES
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from tests.dist.training import batch, network
-from tests.dist.world import run_world
-from tests.methods import COMPRESSORS, DDP_STATES
 from thinwire import Compressor, Key, Layout
 from thinwire.moments import watch
 from thinwire.payload import Reader, pack_payload, unpack_payload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dist]
-
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)

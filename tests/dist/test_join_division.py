@@ -1,4 +1,4 @@
-"""`ddp.join(divide_by_initial_world_size=False)`: the mean over the ranks that still have data, as dense DDP gives it."""
+"""`ddp.join(divide_by_initial_world_size=False)`: the mean over the ranks that still have data, as in dense DDP."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ STEPS = 5
 
 
 class Network(nn.Module):
-    """A convolution in `channels_last`, one in one dimension less, and a linear layer whose weight is stored transposed."""
+    """A convolution in `channels_last`, one in one dimension less, a linear layer whose weight is stored transposed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.dist.world import run_world
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.dist.world import run_world
 from thinwire import VGC, attach
 from thinwire.errors import MomentError, NonFiniteGradient
 from thinwire.moments import Exact, MicroBatches, watch
@@ -56,7 +56,7 @@ def expected(step: int) -> dict[str, Tensor]:
 
 
 def train(rank: int, size: int, options: dict[str, Any], accumulate: bool) -> list[list[list[str]]]:
-    """Steps of DDP; every bucket's hook pops its parameters' moments and compares them. Gives the buckets of each step."""
+    """Steps of DDP; every bucket's hook pops its parameters' moments and compares them. Gives each step's buckets."""
     ddp = DistributedDataParallel(model(), bucket_cap_mb=0.002, **options)
     moments, buckets, now = watch(ddp), [], 0
     names = {id(p): name for name, p in ddp.module.named_parameters()}

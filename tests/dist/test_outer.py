@@ -94,7 +94,8 @@ def test_ddp_inside_a_site_and_outer_steps_between(tmp_path: Path) -> None:
     results = run_world(4, sites, folder=tmp_path)
     models = [network() for _ in range(2)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
-    simulation = thinwire.OuterSimulation([dict(m.named_parameters()) for m in models], "memsgd(topk(0.1))", every=EVERY)
+    points = [dict(model.named_parameters()) for model in models]
+    simulation = thinwire.OuterSimulation(points, "memsgd(topk(0.1))", every=EVERY)
     for step in range(2 * EVERY):
         for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             shares = []

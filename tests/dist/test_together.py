@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.dist.training import Run, batch, differences, network, train_ddp
+from tests.dist.training import Run, batch, differences, network
 from tests.dist.world import run_world
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,7 +64,8 @@ def saved_in_the_middle(rank: int, size: int, rule: str) -> list[str]:
     problems = [f"parameter {name}" for name in differences(quiet, disturbed)]
     for state in seen:
         expected = states[state["step"]]["slots"]
-        problems += [f"{key} at {state['step']}" for key, t in state["slots"].items() if not torch.equal(t, expected[key])]
+        torn = [key for key, tensor in state["slots"].items() if not torch.equal(tensor, expected[key])]
+        problems += [f"{key} at {state['step']}" for key in torn]
     return problems + ([] if len(seen) > 20 else [f"only {len(seen)} states were seen"])
 
 
@@ -114,7 +113,7 @@ def test_a_state_may_be_saved_at_any_moment_and_is_that_of_the_last_finished_ste
     assert run_world(2, saved_in_the_middle, rule, folder=tmp_path) == [[], []]
 
 
-# ----------------------------------------------------------------------------------------------------- one after another
+# ---------------------------------------------------------------------------------------------------- one after another
 
 
 def loaded_in_the_middle(rank: int, size: int) -> str:
@@ -230,7 +229,7 @@ def _damaged(wait: Callable[..., Any], *, swap: bool) -> Callable[..., Any]:
 
 def announced(rank: int, size: int) -> str:
     """A rank that announces 600 MB for a small model costs nobody memory."""
-    ddp, handle, optimizer = attached("memsgd(threshold(0.01))")
+    ddp, _, optimizer = attached("memsgd(threshold(0.01))")
     everyone = Group.everyone
     if rank:
         forged = lambda self, numbers, *rest: everyone(self, [600_000_000] if len(numbers) == 1 else numbers, *rest)  # noqa: E731

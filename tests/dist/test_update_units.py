@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from tests.dist.training import Run, loss_of, network
 from tests.dist.world import run_world
 

@@ -1,0 +1,69 @@
+"""Ranks that end right after their last step, while gloo's threads get no time to let go of what they hold.
+
+    python -m tests.dist.exits TRIALS
+
+Prints how often each exit status occurred. Everything is forked from one process that has imported torch; each rank
+shuts its interpreter down as a program of a user's does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from tests.faults import warm  # noqa: F401  (kernels are loaded once, before anything is forked)
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+
+RANKS, STEPS = 2, 3
+
+
+def starve_other_threads() -> None:
+    """Let this process's other threads run only when the main one waits: they share one core, and are idle work."""
+    core = {min(os.sched_getaffinity(0))}
+    mine = threading.get_native_id()
+    for thread in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(thread, core)
+        if thread != mine:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def train(rank: int, store: str) -> None:
+    """A few steps, the last one with starved threads; DDP still holds the group when it is destroyed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    ddp = DistributedDataParallel(torch.nn.Linear(8, 2))
+    globals()["alive"] = ddp  # until the interpreter's end, as in a script
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    thinwire.attach(ddp, "memsgd(topk(0.1))", optimizer)
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            starve_other_threads()
+        ddp(torch.ones(4, 8)).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+def main(trials: int) -> None:
+    statuses: Counter[int] = Counter()
+    for _ in range(trials):
+        store, children = tempfile.mktemp(), []
+        for rank in range(RANKS):
+            child = os.fork()
+            if child == 0:
+                return train(rank, store)  # and out of the interpreter, by its whole shutdown
+            children.append(child)
+        statuses.update(os.waitpid(child, 0)[1] for child in children)
+    print(json.dumps(statuses))
+    return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
