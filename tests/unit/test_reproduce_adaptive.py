@@ -11,9 +11,9 @@ import torch
 
 from thinwire import parse
 from thinwire.cli.main import main
-from thinwire.errors import ConfigError, DataError
+from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.papers.adaptive.model import Corpus, Transformer
-from thinwire.papers.adaptive.runs import AdaptiveRun, Glance, rate_at, run
+from thinwire.papers.adaptive.runs import AdaptiveRun, Glance, _Passes, rate_at, run
 from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
 from thinwire.papers.adaptive.settings import INGREDIENTS, METHODS, NAMED, SCALES, AdaptiveSetting, settings
 
@@ -102,6 +102,35 @@ def test_a_run_learns_and_counts_its_bytes(text: str, name: str) -> None:
     assert found.dense == 60 * 4 * found.parameters  # two workers: an all-reduce sends the model once
     assert found.ratio == 1.0 if name in ("dense", "Muon") else 5 < found.ratio < 100
     assert AdaptiveRun.of_plain(found.plain()) == found
+
+
+def test_the_second_moment_is_the_sum_of_the_windows_squares(text: str) -> None:
+    """Without dropout: the gradient is that of one pass over all windows, q that of their passes one by one."""
+    corpus, own = Corpus.read(text, CPU), (TINY.batch, TINY.context)
+    torch.manual_seed(0)
+    model = Transformer(TINY, 8).eval()
+    inputs, targets = corpus.windows(torch.tensor([3, 1000]), TINY.context)
+    once, apart = (
+        _Passes(model, own, CPU).of(inputs, targets),
+        _Passes(model, own, CPU, squares=True).of(inputs, targets),
+    )
+    assert not once.moment
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(apart.gradient[name], once.gradient[name])
+        shares = [
+            torch.autograd.grad(model.loss(*one) / 2, parameter)[0]
+            for one in ((inputs[i : i + 1], targets[i : i + 1]) for i in range(2))
+        ]
+        torch.testing.assert_close(apart.moment[name], sum(share.square() for share in shares))
+
+
+def test_vgc_is_told_how_many_windows_were_squared(text: str) -> None:
+    """Two windows a worker: at alpha = 2 nothing could ever pass."""
+    found = run(replace(setting("vgc(1.0)", "adamw", steps=60), rate=1e-2), text, lambda step: None)
+    assert found.curve[0].loss > found.end
+    assert found.ratio > 2
+    with pytest.raises(ThinwireError, match=r"alpha"):
+        run(setting("vgc(2.0)", "adamw"), text, lambda step: None)
 
 
 def test_the_table_sets_each_method_beside_dense() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.engines.outer import OuterSimulation
 from thinwire.engines.simulation import Simulation
 from thinwire.errors import OptimizerWarning
+from thinwire.feedback import Need
 from thinwire.ledger import Ledger
 from thinwire.papers.adaptive.model import Corpus, Transformer
 from thinwire.papers.adaptive.settings import ADAM, MUON, SCALES, AdaptiveSetting
@@ -166,7 +167,8 @@ class _Together:
             self._workers = Simulation(
                 dict(model.named_parameters()), setting.rule, scale.workers, optimizer=self._optimizer
             )
-        self._passes = _Passes(model, (scale.batch, scale.context), device)
+        self._squares = Need.MOMENTS in self._workers.needs
+        self._passes = _Passes(model, (scale.batch, scale.context), device, squares=self._squares)
 
     @property
     def ledger(self) -> Ledger:
@@ -176,7 +178,9 @@ class _Together:
         _set_rate_(self._optimizer, rate)
 
     def step(self, batches: Sequence[Windows]) -> None:
-        result = self._workers.exchange([self._passes.gradient(*batch) for batch in batches])
+        found = [self._passes.of(*batch) for batch in batches]
+        moments = [one.moment for one in found] if self._squares else None
+        result = self._workers.exchange([one.gradient for one in found], moments=moments, terms=len(batches[0][0]))
         for name, parameter in self._workers.parameters.items():
             parameter.grad = result[name]
         if self._clips:
@@ -211,7 +215,7 @@ class _Apart:
 
     def step(self, batches: Sequence[Windows]) -> None:
         for model, optimizer, passes, batch in zip(self._models, self._optimizers, self._passes, batches, strict=True):
-            gradient = passes.gradient(*batch)
+            gradient = passes.of(*batch).gradient
             for name, parameter in model.named_parameters():
                 parameter.grad = gradient[name]
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -219,11 +223,23 @@ class _Apart:
         self._workers.step()
 
 
-class _Passes:
-    """A worker's forward and backward pass: on a GPU a graph that is replayed, for it is all launches otherwise."""
+class _Passed(NamedTuple):
+    """What one worker computed, by the parameters' names."""
 
-    def __init__(self, model: Transformer, shape: Sequence[int], device: torch.device) -> None:
-        self._model, self._named = model, dict(model.named_parameters())
+    gradient: dict[str, Tensor]
+    moment: dict[str, Tensor]
+    """q = sum_z c_z^2 over the windows' shares c_z of the gradient; empty where nobody asks for it."""
+
+
+class _Passes:
+    """A worker's forward and backward pass: on a GPU a graph that is replayed, for it is all launches otherwise.
+
+    With `squares` each window has a pass of its own, and its gradient is a term of the second moment: tied embeddings
+    have no per-sample gradients that could be had from one pass.
+    """
+
+    def __init__(self, model: Transformer, shape: Sequence[int], device: torch.device, *, squares: bool = False):
+        self._model, self._named, self._squares = model, dict(model.named_parameters()), squares
         self._inputs, self._targets = (torch.zeros(*shape, dtype=torch.long, device=device) for _ in range(2))
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
@@ -240,15 +256,26 @@ class _Passes:
         with torch.cuda.graph(self._graph):
             self._found = self._pass()
 
-    def _pass(self) -> tuple[Tensor, ...]:
-        loss = self._model.loss(self._inputs, self._targets)
-        return torch.autograd.grad(loss, list(self._named.values()))
+    def _pass(self) -> list[Tensor]:
+        """The gradient's parts, and behind them those of the second moment if it is wanted."""
+        if not self._squares:
+            return self._gradient(self._inputs, self._targets)
+        count = len(self._inputs)
+        windows = zip(torch.split(self._inputs, 1), torch.split(self._targets, 1), strict=True)
+        shares = [torch.stack(each) / count for each in zip(*(self._gradient(*one) for one in windows), strict=True)]
+        return [share.sum(0) for share in shares] + [share.square().sum(0) for share in shares]
 
-    def gradient(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _gradient(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        return [*torch.autograd.grad(self._model.loss(inputs, targets), list(self._named.values()))]
+
+    def of(self, inputs: Tensor, targets: Tensor) -> _Passed:
         """Of one worker's windows."""
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
         if self._graph is None:
-            return dict(zip(self._named, self._pass(), strict=True))
-        self._graph.replay()
-        return dict(zip(self._named, (part.clone() for part in self._found), strict=True))
+            found = self._pass()
+        else:
+            self._graph.replay()
+            found = [part.clone() for part in self._found]
+        count = len(self._named)
+        return _Passed(dict(zip(self._named, found, strict=False)), dict(zip(self._named, found[count:], strict=False)))

@@ -40,6 +40,7 @@ METHODS = {
     "dense": (DENSE, ADAM),
     "memadam 1 %": ("memadam(topk(0.01, values=exponent4))", SGD),
     "memadam 0.25 %": ("memadam(topk(0.0025, values=exponent4), refresh=64)", SGD),
+    "VGC": ("vgc()", ADAM),
     "Mem-SGD 1 %": ("memsgd(topk(0.01))", ADAM),
     "EF21-SGDM 1 %": ("ef21sgdm(topk(0.01))", ADAM),
     "QSGD": ("plain(qsgd(15))", ADAM),
