@@ -91,6 +91,11 @@ def test_a_configuration_survives_json() -> None:
     assert RunConfig(**json.loads(json.dumps(config.asdict()))) == config
 
 
+def test_in_a_comparison_a_rule_with_its_own_momentum_takes_sgd() -> None:
+    configs = comparison("digits", ["dense", "dgc(topk(0.01))", "memadam(topk(0.01))"], [0], optimizer="momentum")
+    assert [config.optimizer for config in configs] == ["momentum", "sgd", "sgd"]
+
+
 def test_a_comparison_takes_one_rate_or_one_for_each() -> None:
     both = comparison("digits", ["dense", RULE], [0, 1], rates=[0.1, 0.2])
     assert [(c.method, c.seed, c.lr) for c in both] == [

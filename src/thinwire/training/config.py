@@ -70,6 +70,10 @@ def brings_momentum(method: str) -> bool:
     return isinstance(rule, Feedback) and rule.has_momentum
 
 
+def _own_optimizer(method: str) -> dict[str, str]:
+    return {"optimizer": "sgd"} if brings_momentum(method) else {}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run: everything that decides its numbers. `batch` counts the samples of one worker's step."""
@@ -103,9 +107,8 @@ class RunConfig:
         defaults = dataclasses.asdict(check_task(task).defaults)
         chosen = {name: value for name, value in given.items() if value is not None}
         wanted = canonical_method(method or defaults["method"])
-        own = {"optimizer": "sgd"} if brings_momentum(wanted) else {}
         common = {"workers": 4, "engine": "ddp"}
-        return cls(**{**common, **defaults, **own, **chosen, "task": task, "method": wanted})
+        return cls(**{**common, **defaults, **_own_optimizer(wanted), **chosen, "task": task, "method": wanted})
 
     def __post_init__(self) -> None:
         check_task(self.task, self.data)
@@ -168,13 +171,16 @@ def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
 def comparison(
     task: str, methods: Sequence[str], seeds: Sequence[int], rates: Sequence[float] = (), **settings: Any
 ) -> list[RunConfig]:
-    """Every method with every seed; `rates` holds no learning rate (the task's), one for all, or one a method."""
+    """Every method with every seed; `rates` holds no learning rate (the task's), one for all, or one a method.
+
+    A rule that brings its own momentum or Adam takes plain SGD beside it, whatever optimizer the others have.
+    """
     if len(rates) not in (0, 1, len(methods)):
         raise ConfigError(f"--lr takes 1 rate or one for each of the {len(methods)} methods, got {len(rates)}")
     _check_distinct("seeds", seeds)
     each = list(rates) if len(rates) > 1 else [*rates, None][:1] * len(methods)
     configs = [
-        RunConfig.of(task, method, lr=rate, seed=seed, **settings)
+        RunConfig.of(task, method, lr=rate, seed=seed, **settings | _own_optimizer(canonical_method(method)))
         for method, rate in zip(methods, each, strict=True)
         for seed in seeds
     ]

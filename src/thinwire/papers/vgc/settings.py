@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.papers.vgc.claims import TABLE
-from thinwire.training.config import RunConfig, brings_momentum, comparison
+from thinwire.training.config import RunConfig, comparison
 
 EPOCHS, WORKERS, BATCH, WEIGHT_DECAY = 300, 8, 64, 5e-4
 OPTIMIZERS = ("adam", "momentum", "adamw")
@@ -65,7 +65,7 @@ def vgc_configs(
     if epochs < 1:
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     adam = optimizer != "momentum"
-    configs = comparison(
+    return comparison(
         setting.task,
         ["dense" if method.strip() == "none" else method for method in methods or setting.methods],
         seeds,
@@ -81,7 +81,6 @@ def vgc_configs(
         data=data,
         device=device,
     )
-    return [replace(one, optimizer="sgd") if brings_momentum(one.method) else one for one in configs]
 
 
 def split_methods(text: str) -> list[str]:
