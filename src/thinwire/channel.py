@@ -19,6 +19,7 @@ from thinwire.ops import Key, first_nonfinite
 from thinwire.payload import Empty, Payload
 from thinwire.payload.base import Count, both_counts
 from thinwire.payload.letter import FINITE, Expected, Letter, read, read_late, write
+from thinwire.payload.sums import Summand, read_total
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
 
@@ -70,6 +71,8 @@ class Outgoing:
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
+    summand: Summand | None = None
+    """What may be added up on its way in place of the letter."""
 
     @property
     def message(self) -> Tensor:
@@ -197,6 +200,7 @@ class Channel:
             parts=parts,
             scale=given.scale,
             norms=norms,
+            summand=_summand(parts, payloads, flag),
         )
 
     def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
@@ -308,12 +312,25 @@ class Channel:
         if out.is_cuda and sent.fixed:
             return self._receive_unjudged(sent, messages, out)
         contents = read(messages, sent.expected)
+        return self._received(sent, contents.flags, contents.payloads, out)
+
+    def _received(
+        self, sent: Outgoing, flags: Sequence[int], payloads: Sequence[Sequence[Payload]], out: Tensor
+    ) -> Tensor:
         overflow = FINITE
-        if all(flag == FINITE for flag in contents.flags):
-            self._receive_parts(sent, contents.payloads, out)
+        if all(flag == FINITE for flag in flags):
+            self._receive_parts(sent, payloads, out)
             overflow = int(first_nonfinite(out, sent.layout))
-        refused = self._underway.refuse(sent.layout, contents.flags, overflow)
+        refused = self._underway.refuse(sent.layout, flags, overflow)
         return out.fill_(math.nan) if refused else out
+
+    def receive_total(
+        self, sent: Outgoing, flags: Sequence[int], messages: Sequence[Tensor] | Tensor, out: Tensor
+    ) -> Tensor:
+        """As `receive`, of messages that were added up on their way: all ranks' flags, and the totals of shares."""
+        assert sent.summand is not None
+        total = read_total(messages, sent.summand, sent.expected)
+        return self._received(sent, flags, [total], out)
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own letter; whether that was right is left to `judge`."""
@@ -405,6 +422,17 @@ def _elements(payloads: Sequence[Payload]) -> Count:
     for payload in payloads:
         total = both_counts(total, payload.elements)
     return total
+
+
+def _summand(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor) -> Summand | None:
+    """The numbers of a message about parameters of one rule, where that rule wants no more than their mean.
+
+    On a GPU there is none so far: who has the sum only has to wait to know whether it is sound.
+    """
+    if len(parts) != 1 or not parts[0].rule.averages or flag.is_cuda:
+        return None
+    numbers = payloads[0].summand
+    return None if numbers is None else Summand(payloads[0], numbers, flag)
 
 
 def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
-from thinwire.exchange import Incoming, Loopback
+from thinwire.exchange import Incoming, Loopback, Traffic, adds_up
 from thinwire.feedback import EF21P, Feedback, Need, Rule
 from thinwire.feedback.family.ef21p import UNTOLD
 from thinwire.layout import Layout
@@ -232,10 +232,19 @@ class Simulation:
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
         arriving = self._gathered(sent, "a bucket")
-        self.ledger.add(arriving.traffic, layout.numel, sent[0].norms, _mean([one.elements for one in sent]))
+        self.ledger.add(
+            self._traffic(sent[0], arriving), layout.numel, sent[0].norms, _mean([one.elements for one in sent])
+        )
         like = self.parameters[layout.pieces[0].name]
         out = torch.empty(layout.numel, dtype=like.dtype, device=like.device)
         return self.channels[0].receive(sent[0], arriving.wait(), out)
+
+    def _traffic(self, sent: Outgoing, arriving: Incoming) -> Traffic:
+        """What the exchange would cost each worker."""
+        own = sent.summand
+        if own is None or not adds_up(own.numbers.nbytes, self.workers):
+            return arriving.traffic
+        return Traffic.of_sum(sent.message.numel(), own.share_size(self.workers), self.workers)
 
     def _gathered(self, sent: Sequence[Outgoing], what: str) -> Incoming:
         """Every worker's message, as it comes to the first."""

@@ -9,6 +9,8 @@ from thinwire.exchange.group import Pending as Pending
 from thinwire.exchange.loopback import Loopback as Loopback
 from thinwire.exchange.protocol import Exchange as Exchange
 from thinwire.exchange.protocol import Incoming as Incoming
+from thinwire.exchange.protocol import Scatters as Scatters
 from thinwire.exchange.protocol import Traffic as Traffic
+from thinwire.exchange.protocol import adds_up as adds_up
 from thinwire.exchange.protocol import allgather_bytes as allgather_bytes
 from thinwire.exchange.protocol import allreduce_bytes as allreduce_bytes

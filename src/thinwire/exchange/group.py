@@ -119,6 +119,16 @@ class Group:
         traffic = Traffic.of_gather(message.numel(), width, self.size, sizes_exchanged=not fixed)
         return Pending(work, messages, self, what, traffic)
 
+    def scatter(self, rows: Tensor, what: str) -> Pending:
+        """Row j to rank j; all ranks' rows are of one size."""
+        got = torch.empty_like(rows)
+        work = self.guarded(
+            what, lambda: dist.all_to_all_single(got.view(-1), rows.view(-1), group=self.group, async_op=True)
+        )
+        self._held.in_use += [work, rows, got]
+        size = rows.shape[1]
+        return Pending(work, got, self, what, Traffic.of_gather(size, size, self.size, sizes_exchanged=False))
+
     def _sizes(self, message: Tensor, longest: int, what: str) -> list[int]:
         sizes = [size for (size,) in self.everyone([message.numel()], what, message.device)]
         for rank, size in enumerate(sizes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -35,6 +35,21 @@ class Traffic:
         """The traffic of an all-gather in which every message is padded to the longest, behind 8 bytes for sizes."""
         moved = allgather_bytes(longest + 8 * sizes_exchanged, workers)
         return Traffic(message, moved, moved)
+
+    @staticmethod
+    def of_sum(message: float, share: int, workers: int) -> Traffic:
+        """The traffic of adding up on the way: letters with a share to each other worker, and a total to each."""
+        moved = 2 * (workers - 1) * share
+        return Traffic(message, moved, moved)
+
+
+LEAST_SUM = 1 << 15
+"""Bytes of numbers from which on two hops of shares are worth their latency: 3 ms at 100 Mbit/s."""
+
+
+def adds_up(nbytes: int, workers: int) -> bool:
+    """Whether numbers of so many bytes are added up on their way; among two workers that saves nothing."""
+    return workers > 2 and nbytes >= LEAST_SUM
 
 
 class Incoming(Protocol):
@@ -83,3 +98,11 @@ class Exchange(Protocol):
 
     def everyone(self, numbers: Sequence[int], what: str) -> list[list[int]]:
         """Every rank's few numbers (of 64 bits, equally many on each), in rank order; waits for all."""
+
+
+@runtime_checkable
+class Scatters(Exchange, Protocol):
+    """An exchange by which messages can be added up on their way. One without it gathers all of them."""
+
+    def scatter(self, rows: Tensor, what: str) -> Incoming:
+        """Start to send row j to rank j, for each j; every rank's row for this one comes in rank order."""

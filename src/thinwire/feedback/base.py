@@ -114,6 +114,9 @@ class Feedback(Named, ABC):
     owes: ClassVar[tuple[str, ...]] = ()
     """The worker's slot that holds all it has not sent, if one does, and those to be emptied with it."""
 
+    averages: ClassVar[bool] = False
+    """Whether `receive` is `mean_into` and nothing else, so that messages may be added up on their way to it."""
+
     @property
     def needs(self) -> frozenset[Need]:
         """What it asks of the engine."""

@@ -70,6 +70,7 @@ class DGC(Feedback):
     memory: str = "full"
     name: ClassVar[str] = "dgc"
     piecewise: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
     owes: ClassVar[tuple[str, ...]] = ("error", "velocity")
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 

@@ -65,6 +65,7 @@ class MemSGD(Feedback):
     memory: str = "full"
     name: ClassVar[str] = "memsgd"
     piecewise: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
     owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 

@@ -32,6 +32,7 @@ class Plain(Feedback):
     compressor: Compressor
     name: ClassVar[str] = "plain"
     piecewise: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)

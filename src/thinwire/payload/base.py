@@ -53,6 +53,16 @@ class Payload(ABC):
         """How many numbers of the vector are sent: what VGC's paper counts."""
         return None
 
+    @property
+    def summand(self) -> Tensor | None:
+        """All its numbers, where they travel as they are and every rank's stand for the same coordinates, so that they
+        may be added up on their way; else None."""
+        return None
+
+    def with_summand(self, numbers: Tensor) -> Payload:
+        """The same message with these numbers in the summand's place."""
+        raise TypeError(f"{type(self).__name__} has no summand")
+
     @abstractmethod
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         """out += alpha * decoded, in place."""

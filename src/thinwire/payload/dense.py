@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -25,6 +25,13 @@ class Dense(Payload):
     @property
     def elements(self) -> int:
         return self.values.numel()
+
+    @property
+    def summand(self) -> Tensor:
+        return self.values
+
+    def with_summand(self, numbers: Tensor) -> Dense:
+        return replace(self, values=numbers)
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out.add_(self.values, alpha=alpha)

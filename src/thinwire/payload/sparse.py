@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -121,6 +121,13 @@ class Masked(Positioned):
     def draw(layout: Layout, counts: Sequence[int], key: Key, device: torch.device) -> Tensor:
         """The shared positions: counts[i] of piece i, drawn without replacement."""
         return ops.randk_positions(layout, counts, key.shared().words(ops.piece_indices(layout)), device)
+
+    @property
+    def summand(self) -> Tensor | None:
+        return self.values if self.written.lossless else None
+
+    def with_summand(self, numbers: Tensor) -> Masked:
+        return replace(self, values=numbers)
 
     def pack(self) -> list[Chunk]:
         start = fields(f"B{len(self.counts)}I", self.written.tag, *self.counts)

@@ -14,7 +14,7 @@ from thinwire.engines.crowd.joint import JointKey, first_rows, int64
 from thinwire.engines.crowd.stack import Stack
 from thinwire.engines.rounds import Stacked
 from thinwire.errors import ConfigError, NonFiniteGradient
-from thinwire.exchange import Loopback, Traffic
+from thinwire.exchange import Loopback, Traffic, adds_up
 from thinwire.feedback import Feedback, Need, Rule, Signal, rule_of
 from thinwire.feedback.base import Round
 from thinwire.feedback.family.participation import tosses
@@ -24,6 +24,7 @@ from thinwire.ops import Key, first_nonfinite
 from thinwire.payload import Empty, Flagged, Payload
 from thinwire.payload.base import mean_count
 from thinwire.payload.letter import FINITE, letter_size
+from thinwire.payload.sums import Summand
 from thinwire.store import ParameterInfo, Store
 
 
@@ -264,10 +265,22 @@ class Crowd:
             return self._loopback.cost([letter_size(payload) for payload in stack], fixed=False)
         ranks = stack.ranks
         longest = self._size(stack, ranks[0]) if ranks else 0
+        share = self._share(stack) if ranks is self._all else None
+        if share is not None:
+            return Traffic.of_sum(longest, share, self.workers)
         if len(ranks) == self.workers:
             return self._loopback.cost([longest], fixed=not self.rule.varies)
         silent = self.workers - len(ranks)
         return self._loopback.cost([longest] * len(ranks) + [letter_size(Empty())] * silent, fixed=False)
+
+    def _share(self, stack: Stack) -> int | None:
+        """Bytes of a letter with a share of a message, where messages are added up on their way."""
+        joint = stack.joint.summand if self.rule.averages else None
+        if joint is None or not adds_up(joint.nbytes // self.workers, self.workers):
+            return None
+        own = stack[0]
+        assert own.summand is not None
+        return Summand(own, own.summand, torch.tensor(FINITE)).share_size(self.workers)
 
     def _size(self, stack: Stack, rank: int) -> int:
         """Bytes of one worker's message, packed once for each number of senders and of numbers that they send."""

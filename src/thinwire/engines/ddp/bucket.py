@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +30,10 @@ class Arrival:
         self._flat, self._order = flat, order
         self.incoming: Incoming | None = None
         """What the other ranks send; None where nothing could be gathered."""
+        self.in_shares = False
+        """Whether that is shares of what they have to say, to be added up here."""
+        self.flags: Sequence[int] | None = None
+        """Every rank's flag, where messages were added up on their way."""
         self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
 
     def deliver(self, taken: bool, factor: float) -> None:

@@ -27,10 +27,11 @@ from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
-from thinwire.exchange import Exchange
+from thinwire.exchange import Exchange, Incoming, Scatters, Traffic, adds_up
 from thinwire.feedback import Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.payload.sums import add_up, write_shares, write_total
 
 
 class Handle:
@@ -198,11 +199,22 @@ class Handle:
         self._arrivals.append(arrival)
         longest, what = longest_message(layout), f"bucket {bucket.index()}"
         try:
-            arrival.incoming = self._exchange.gather(sent.message, fixed=sent.fixed, longest=longest, what=what)
-            self.ledger.add(arrival.incoming.traffic, layout.numel, sent.norms, sent.elements)
+            traffic = self._start(arrival, longest, what)
+            self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
         except WireError as error:  # a length that cannot be: every rank has heard it, and none gathers this bucket
             self._errors.append(error)
         return arrival
+
+    def _start(self, arrival: Arrival, longest: int, what: str) -> Traffic:
+        """Send a message on its way, to be gathered or added up; the bytes that it costs in all."""
+        sent, exchange = arrival.sent, self._exchange
+        own = sent.summand
+        if own is None or not (adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters)):
+            arrival.incoming = exchange.gather(sent.message, fixed=sent.fixed, longest=longest, what=what)
+            return arrival.incoming.traffic
+        arrival.in_shares = True
+        arrival.incoming = exchange.scatter(write_shares(own, sent.expected, exchange.rank, exchange.size), what)
+        return Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size)
 
     def _bucket(self, bucket: GradBucket) -> tuple[Layout, MemoryOrder]:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
@@ -258,10 +270,34 @@ class Handle:
     def _receive_all(self) -> None:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
         for arrival in self._arrivals:
+            if arrival.incoming is not None and arrival.in_shares:
+                arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
+        for arrival in self._arrivals:
             if arrival.incoming is not None:
                 messages = arrival.incoming.wait()
-                self._attempt(partial(self.channel.receive, arrival.sent, messages, arrival.gradient))
+                self._attempt(partial(self._receive, arrival, messages))
         self._attempt(self.channel.judge)
+
+    def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
+        """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait
+        all the same: they get zeros, and hear by the verdict that no rank takes the step."""
+        sent, own = arrival.sent, arrival.sent.summand
+        assert own is not None
+        total = own.numbers.new_zeros(own.share(self._exchange.size))
+
+        def add() -> None:
+            arrival.flags, found = add_up(letters, own, sent.expected)
+            total.copy_(found)
+
+        self._attempt(add)
+        message = write_total(total, own, sent.expected, self._exchange.rank)
+        return self._exchange.gather(message, fixed=True, longest=0, what="the totals of a bucket")
+
+    def _receive(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> None:
+        if not arrival.in_shares:
+            self.channel.receive(arrival.sent, messages, arrival.gradient)
+        elif arrival.flags is not None:
+            self.channel.receive_total(arrival.sent, arrival.flags, messages, arrival.gradient)
 
     def _attempt(self, reading: Callable[[], object]) -> None:
         """Do what may fail on this rank alone; the others wait for the verdict, and must hear of it."""
