@@ -1,0 +1,210 @@
+"""The sections of a laboratory: all rates beside each other, then each rate with the parts of every method's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from thinwire.lab.block import Block, Trial
+from thinwire.lab.setting import ALONE, DENSE, is_rule
+from thinwire.report.page import Axis, Chart, Look, Section, Series, looks, section_for_each
+from thinwire.report.record_file import Experiment, one_line_each
+from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
+
+LAB = "lab"
+NOTES = (
+    "ms a step: the median over rounds of the host that was last, and the least and the most of the rounds.",
+    f"Compute is the step of {ALONE!r}, which exchanges nothing. Encode and decode are measured in thinwire's hook; "
+    "torch's own are out of sight. Wire + waiting is what is left of the step, not hidden behind computing: where it "
+    "is near zero it may come out below, by noise.",
+    "Counted: bytes that a host sends a step by thinwire's ledger, for torch's methods by the formula of a ring "
+    "all-reduce. Carried: by its interface's own counter, with the headers and acknowledgements of packets.",
+    "All hosts share this machine's cores: computing, encoding and decoding take longer than on hosts of their own.",
+)
+
+
+def sections(blocks: Sequence[Block]) -> list[Section]:
+    """For each setting: one of all its rates, where there are several, and one of each rate."""
+    return [section for some in _settings(blocks) for section in _of_setting(some)]
+
+
+def _settings(blocks: Sequence[Block]) -> list[list[Block]]:
+    groups: dict[object, list[Block]] = {}
+    for block in blocks:
+        key = (block.hosts, block.task, block.batch, block.parameters, block.replay)
+        groups.setdefault(key, []).append(block)
+    return list(groups.values())
+
+
+def _of_setting(blocks: Sequence[Block]) -> list[Section]:
+    return [*([_overview(blocks)] if len(blocks) > 1 else []), *section_for_each(blocks, id, lambda one: _at(one[0]))]
+
+
+def _title(block: Block) -> str:
+    return f"{plural(block.hosts, 'host')} · {block.task}"
+
+
+def _facts(block: Block) -> list[str]:
+    computing = [] if block.replay is None else [f"computing REPLAYED: every host sleeps {block.replay:g} ms"]
+    return [
+        f"{block.parameters:,} parameters",
+        *computing,
+        *([] if computing else [f"{plural(block.batch, 'sample')} a host and step"]),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- all rates
+
+
+def _overview(blocks: Sequence[Block]) -> Section:
+    """Milliseconds a step of every method at every rate."""
+    methods = list(dict.fromkeys(trial.method for block in blocks for trial in block.trials))
+    styles = _looks(methods)
+    return Section(
+        title=_title(blocks[0]),
+        facts=_facts(blocks[0]),
+        sentences=[fastest(block) for block in blocks],
+        table=[
+            ["ms a step", *(str(block.cable) for block in blocks)],
+            *(_across(method, blocks) for method in methods),
+        ],
+        charts=_charts(blocks, methods, styles),
+        looks=styles,
+        notes=NOTES,
+    )
+
+
+def _looks(methods: Sequence[str]) -> list[Look]:
+    """Grey for what ours are measured by."""
+    return looks([not is_rule(method) for method in methods])
+
+
+def _across(method: str, blocks: Sequence[Block]) -> list[str]:
+    return [method, *(next((show_ms(t.median) for t in b.trials if t.method == method), NOTHING) for b in blocks)]
+
+
+def show_ms(value: float) -> str:
+    """Milliseconds, whole ones from 100 on.
+
+    >>> show_ms(709.4), show_ms(31.26), show_ms(-0.04)
+    ('709', '31.3', '-0.0')
+    """
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _charts(blocks: Sequence[Block], methods: Sequence[str], styles: Sequence[Look]) -> list[Chart]:
+    """Time against the slower rate of a wire; what is not shaped has no rate to be drawn at."""
+    shaped = sorted((rate, place) for place, b in enumerate(blocks) if (rate := b.cable.slowest) is not None)
+    if not shaped:
+        return []
+    series = [
+        _series(method, style, [blocks[at] for _, at in shaped]) for method, style in zip(methods, styles, strict=True)
+    ]
+    note = "the median over rounds; bands span them; unshaped wires stand in the table alone"
+    x = Axis("bits a second of a wire's slower way", log=True, unit="bit/s")
+    return [Chart("Time of a step against the rate of the wires", note, x, Axis("ms a step", log=True), series)]
+
+
+def _series(method: str, style: Look, blocks: Sequence[Block]) -> Series:
+    points = [(b.cable.slowest or 0.0, t) for b in blocks for t in b.trials if t.method == method]
+    rates, trials = [rate for rate, _ in points], [trial for _, trial in points]
+    low, high = [min(trial.ms) for trial in trials], [max(trial.ms) for trial in trials]
+    return Series(method, rates, [trial.median for trial in trials], style, low, high)
+
+
+# --------------------------------------------------------------------------------------------------------- one rate
+
+
+def _at(block: Block) -> Section:
+    columns = _columns(block)
+    return Section(
+        title=f"{_title(block)} · {block.cable}",
+        facts=[*_facts(block), f"{plural(len(block.trials[0].ms), 'round')} of {plural(block.steps, 'step')} by turns"],
+        sentences=verdict(block),
+        table=[list(columns), *([cell(trial) for cell in columns.values()] for trial in block.trials)],
+        charts=[],
+        looks=_looks([trial.method for trial in block.trials]),
+        notes=NOTES,
+    )
+
+
+def _columns(block: Block) -> dict[str, Callable[[Trial], str]]:
+    """The table's columns: the head, and what stands in a row."""
+    return {
+        "method": lambda trial: trial.method,
+        "ms\na step": lambda trial: show_ms(trial.median),
+        "least –\nmost": lambda trial: f"{show_ms(min(trial.ms))} – {show_ms(max(trial.ms))}",
+        "compute": lambda _: show_ms(block.compute),
+        "encode": lambda trial: NOTHING if trial.encode_ms is None else show_ms(trial.encode_ms),
+        "wire +\nwaiting": lambda trial: NOTHING if trial.method == ALONE else show_ms(block.rest(trial)),
+        "decode": lambda trial: NOTHING if trial.decode_ms is None else show_ms(trial.decode_ms),
+        "bytes\ncounted": lambda trial: show_bytes(trial.sent),
+        "bytes\ncarried": lambda trial: show_bytes(trial.carried),
+        "carried /\ncounted": lambda trial: f"{trial.carried / trial.sent:.3f}" if trial.sent else NOTHING,
+        "speed over\ndense fp32": lambda trial: f"{show_count(block.speed(trial))}×",
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- verdict
+
+
+def verdict(block: Block) -> list[str]:
+    """What pays at this rate, what does not, where the dense step goes, and whether the bytes agree."""
+    found = [_replayed(block), fastest(block), _losers(block), _wire(block), _bytes(block)]
+    return [sentence for sentence in found if sentence]
+
+
+def fastest(block: Block) -> str:
+    """The fastest method, where its rounds are all apart from dense float32's."""
+    best, dense = min(block.rivals, key=lambda trial: trial.median), block.trial(DENSE)
+    if best is dense:
+        return f"{block.cable}: dense fp32 is the fastest here ({show_ms(dense.median)} ms a step); nothing pays."
+    figures = f"{best.method} takes {show_ms(best.median)} ms a step, dense fp32 {show_ms(dense.median)}"
+    times = show_count(block.speed(best))
+    if not best.apart_from(dense):
+        return f"{block.cable}: nothing is clearly faster than dense fp32: {figures}, and their rounds overlap."
+    return f"{block.cable}: {figures}: {times} times the speed, the fastest here.{_beside_torch(block, best)}"
+
+
+def _beside_torch(block: Block, best: Trial) -> str:
+    hooks = [trial for trial in block.rivals if not is_rule(trial.method) and trial.method != DENSE]
+    if not hooks or not is_rule(best.method):
+        return ""
+    theirs = min(hooks, key=lambda trial: trial.median)
+    words = f"{show_count(theirs.median / best.median)} times the speed of torch's best hook, {theirs.method}"
+    return f" It has {words}{'' if best.apart_from(theirs) else ', whose rounds overlap with its own'}."
+
+
+def _losers(block: Block) -> str:
+    """Methods whose every round was slower than all of dense float32's."""
+    dense = block.trial(DENSE)
+    slower = [t for t in block.rivals if t.median > dense.median and t.apart_from(dense)]
+    listed = ", ".join(f"{trial.method} ({show_count(block.speed(trial))}×)" for trial in slower)
+    return f"Slower than dense fp32 here: {listed}." if slower else ""
+
+
+def _wire(block: Block) -> str:
+    dense = block.trial(DENSE)
+    share = block.rest(dense) / dense.median
+    return f"Dense fp32 spends {share:.0%} of its step beyond computing ({show_ms(block.compute)} ms)."
+
+
+def _bytes(block: Block) -> str:
+    booked = [trial for trial in block.rivals if trial.sent]
+    ratios = [trial.carried / trial.sent for trial in booked]
+    more = max(trial.carried - trial.sent for trial in booked)
+    return (
+        f"The interfaces carried {min(ratios):.3f} to {max(ratios):.3f} times the bytes that were counted, at most "
+        f"{show_bytes(more)} a step more: headers and acknowledgements, which weigh most where messages are small."
+    )
+
+
+def _replayed(block: Block) -> str:
+    if block.replay is None:
+        return ""
+    return (
+        f"Computing was replayed: every host slept {block.replay:g} ms a step, then had the same gradients as ever at "
+        "once, so nothing travelled while it computed. Times say what the wire does; nothing was trained."
+    )
+
+
+LAB_EXPERIMENT = Experiment(LAB, one_line_each(LAB, Block.of_plain), sections)
