@@ -195,17 +195,24 @@ def test_a_trial_takes_the_last_host_and_the_mean_of_bytes() -> None:
 
 def test_it_says_what_pays_and_what_does_not() -> None:
     assert fastest(block((20.0, 22.0))) == (
-        f"100 Mbit/s: {RULE} takes 21.0 ms a step, dense fp32 41.0: 1.95 times the speed, the fastest here. It has "
-        "1.17 times the speed of torch's best hook, powersgd1."
+        f"100 Mbit/s: {RULE} takes 21.0 ms a step, dense fp32 41.0: 1.95 times the speed, and faster in every round. "
+        "Beside torch's best hook, powersgd1: 1.17 times the speed, in every round."
     )
-    assert "whose rounds overlap with its own" in fastest(block((20.0, 26.0)))
+    assert "1.04 times the speed, but not in every round" in fastest(block((20.0, 27.0)))
     slow = block((50.0, 52.0), dense=(12.0, 12.5))
     assert fastest(slow) == "100 Mbit/s: dense fp32 is the fastest here (12.2 ms a step); nothing pays."
-    assert f"Slower than dense fp32 here: fp16 (0.40×), powersgd1 (0.50×), {RULE} (0.24×)." in verdict(slow)
-    assert "nothing is clearly faster" in fastest(block((20.0, 50.0), dense=(40.0, 22.0)))
-    assert "nothing is clearly faster" in fastest(block((20.0, 26.0), dense=(24.0, 25.0)))
-    single = replace(slow, trials=tuple(replace(one, ms=one.ms[:1]) for one in block((5.0, 5.0)).trials))
-    assert "their rounds overlap" in fastest(single), "one round settles nothing"
+    listed = f"fp16 (0.40×), powersgd1 (0.50×), {RULE} (0.24×)"
+    assert f"Slower than dense fp32 in every round: {listed}." in verdict(slow)
+    mixed = fastest(block((20.0, 26.0), dense=(24.0, 25.0)))
+    assert mixed.startswith("100 Mbit/s: nothing was faster than dense fp32 in every round: ")
+    second = fastest(block((20.0, 26.0), dense=(25.5, 25.0)))
+    assert second.startswith("100 Mbit/s: powersgd1 takes 24.5 ms a step, dense fp32 25.2"), "the surer one"
+
+
+def test_one_round_settles_nothing() -> None:
+    once = block((5.0, 5.0))
+    once = replace(once, trials=tuple(replace(one, ms=one.ms[:1]) for one in once.trials))
+    assert "nothing was faster than dense fp32 in every round" in fastest(once)
 
 
 def test_a_replay_is_called_one() -> None:
