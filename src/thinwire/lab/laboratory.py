@@ -39,16 +39,30 @@ Answer = dict[str, Any]
 
 def measure(setting: LabSetting, keep: Callable[[Block], None], tell: Callable[[str], None]) -> None:
     """Every method at every rate; `keep` gets the figures of each rate as soon as they are whole, and `tell` hears
-    what is going on, once for `waiting` and once for each turn that was taken."""
+    of each turn that was taken."""
     check_machine(setting)
     numel = check_fit(setting, load_task(setting.task, setting.data))
     sweep()
-    with _ending_in_order(), network(setting.hosts) as net, Hosts(setting, net) as hosts:
-        hosts.answers()
-        _warm_up(setting, hosts, tell)
-        for cable in setting.cables:
-            net.shape(cable)
-            keep(_block(setting, hosts, cable, numel, tell))
+    with _ending_in_order(), network(setting.hosts) as net:
+        for cable in (*setting.cables, Cable(None, None)):
+            net.shape(cable)  # what the kernel cannot do is found before any host starts
+        with Hosts(setting, net) as hosts:
+            _take_turns(setting, net, hosts, numel, keep, tell)
+
+
+def _take_turns(
+    setting: LabSetting,
+    net: Namespaces,
+    hosts: Hosts,
+    numel: int,
+    keep: Callable[[Block], None],
+    tell: Callable[[str], None],
+) -> None:
+    hosts.answers()
+    _warm_up(setting, hosts, tell)
+    for cable in setting.cables:
+        net.shape(cable)
+        keep(_block(setting, hosts, cable, numel, tell))
 
 
 def turns(setting: LabSetting) -> int:
