@@ -35,7 +35,7 @@ def setting(**given: Any) -> LabSetting:
 
 
 def trial(method: str, *ms: float, sent: float = 100.0, parts: float | None = None) -> Trial:
-    return Trial(method, ms, parts, parts, sent, 1.05 * sent)
+    return Trial(method, 3 * ms, parts, parts, sent, 1.05 * sent)  # six rounds
 
 
 def block(ours: tuple[float, ...], dense: tuple[float, ...] = (40.0, 42.0), **given: Any) -> Block:
@@ -209,14 +209,16 @@ def test_it_says_what_pays_and_what_does_not() -> None:
     assert second.startswith("100 Mbit/s: powersgd1 takes 24.5 ms a step, dense fp32 25.2"), "the surer one"
 
 
-def test_one_round_settles_nothing() -> None:
-    once = block((5.0, 5.0))
-    once = replace(once, trials=tuple(replace(one, ms=one.ms[:1]) for one in once.trials))
-    assert "nothing was faster than dense fp32 in every round" in fastest(once)
+def test_few_rounds_settle_nothing() -> None:
+    few = block((5.0, 5.0))
+    few = replace(few, trials=tuple(replace(one, ms=one.ms[:3]) for one in few.trials))
+    assert fastest(few).endswith("dense fp32 40.0, but 3 rounds settle nothing (--rounds 5 can).")
+    assert len(verdict(few)) == 1
 
 
 def test_a_replay_is_called_one() -> None:
-    (section,) = sections([block((20.0, 22.0), replay=30.0)])
+    section, parts = sections([block((20.0, 22.0), replay=30.0)])
+    assert section.facts[1] == parts.facts[1]
     assert "computing REPLAYED: every host sleeps 30 ms" in section.facts
     assert section.sentences[0].startswith("Computing was replayed")
 
@@ -233,9 +235,11 @@ def write(path: Path, *blocks: Block) -> Path:
 def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     blocks = [block((20.0, 22.0)), block((30.0, 31.0), cable=Cable(None, 1e7), replay=5.0)]
     assert LAB_EXPERIMENT.runs(write(tmp_path / "r.jsonl", *blocks)) == blocks
-    without = replace(blocks[0], trials=blocks[0].trials[1:])
-    with pytest.raises(RecordError, match="not a run of the experiment 'lab'"):
-        LAB_EXPERIMENT.runs(write(tmp_path / "bad.jsonl", without))
+    alone, *others = blocks[0].trials
+    for damaged in (others, [replace(alone, ms=alone.ms[1:]), *others], [replace(alone, ms=())]):
+        bad = replace(blocks[0], trials=tuple(damaged))
+        with pytest.raises(RecordError, match="not a run of the experiment 'lab'"):
+            LAB_EXPERIMENT.runs(write(tmp_path / "bad.jsonl", bad))
 
 
 def test_report_draws_time_against_rate(tmp_path: Path) -> None:

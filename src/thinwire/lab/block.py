@@ -9,6 +9,9 @@ from typing import Any
 
 from thinwire.lab.setting import ALONE, DENSE, Cable, LabSetting
 
+SETTLING_ROUNDS = 5
+"""Of two equals one is the faster in all of five rounds once in 32 times."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -51,8 +54,10 @@ class Trial:
         return statistics.median(self.ms)
 
     def beats(self, other: Trial) -> bool:
-        """Whether it was faster in every round, of two at least: rounds go by turns, so that each compares its own."""
-        return len(self.ms) > 1 and all(mine < theirs for mine, theirs in zip(self.ms, other.ms, strict=True))
+        """Whether it was faster in every round, of as many as settle it; each compares turns near each other."""
+        return len(self.ms) >= SETTLING_ROUNDS and all(
+            mine < theirs for mine, theirs in zip(self.ms, other.ms, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class Block:
     def of_plain(plain: Mapping[str, Any]) -> Block:
         trials = tuple(Trial(**{**trial, "ms": tuple(trial["ms"])}) for trial in plain["trials"])
         block = Block(**{**plain, "cable": Cable(**plain["cable"]), "trials": trials})
-        if not {ALONE, DENSE} <= {trial.method for trial in trials} or not all(trial.ms for trial in trials):
-            raise ValueError(f"a block holds rounds of {ALONE} and {DENSE}")
+        if not {ALONE, DENSE} <= {trial.method for trial in trials}:
+            raise ValueError(f"a block holds {ALONE} and {DENSE}")
+        if not trials[0].ms or len({len(trial.ms) for trial in trials}) > 1:
+            raise ValueError("all methods of a block have as many rounds")
         return block

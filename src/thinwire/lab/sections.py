@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from thinwire.lab.block import Block, Trial
+from thinwire.lab.block import SETTLING_ROUNDS, Block, Trial
 from thinwire.lab.setting import ALONE, DENSE, is_rule
-from thinwire.report.page import Axis, Chart, Look, Section, Series, looks, section_for_each
+from thinwire.report.page import Axis, Chart, Look, Section, Series, looks
 from thinwire.report.record_file import Experiment, one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
 
@@ -36,7 +36,7 @@ def _settings(blocks: Sequence[Block]) -> list[list[Block]]:
 
 
 def _of_setting(blocks: Sequence[Block]) -> list[Section]:
-    return [*([_overview(blocks)] if len(blocks) > 1 else []), *section_for_each(blocks, id, lambda one: _at(one[0]))]
+    return [*([_overview(blocks)] if len(blocks) > 1 else []), *(section for block in blocks for section in _at(block))]
 
 
 def _title(block: Block) -> str:
@@ -114,33 +114,42 @@ def _series(method: str, style: Look, blocks: Sequence[Block]) -> Series:
 # --------------------------------------------------------------------------------------------------------- one rate
 
 
-def _at(block: Block) -> Section:
-    columns = _columns(block)
-    return Section(
-        title=f"{_title(block)} · {block.cable}",
-        facts=[*_facts(block), f"{plural(len(block.trials[0].ms), 'round')} of {plural(block.steps, 'step')} by turns"],
-        sentences=verdict(block),
-        table=[list(columns), *([cell(trial) for cell in columns.values()] for trial in block.trials)],
-        charts=[],
-        looks=_looks([trial.method for trial in block.trials]),
-        notes=NOTES,
+def _at(block: Block) -> list[Section]:
+    """How long a step takes; then where it goes. Two tables, for one would be too wide for a terminal."""
+    title, styles = f"{_title(block)} · {block.cable}", _looks([trial.method for trial in block.trials])
+    turns = f"{plural(len(block.trials[0].ms), 'round')} of {plural(block.steps, 'step')} by turns"
+    times = Section(
+        title, [*_facts(block), turns], verdict(block), _table(block, _times(block)), [], styles, notes=NOTES
     )
+    parts = Section(f"{title} · parts", _facts(block), parts_verdict(block), _table(block, _parts(block)), [], styles)
+    return [times, parts]
 
 
-def _columns(block: Block) -> dict[str, Callable[[Trial], str]]:
-    """The table's columns: the head, and what stands in a row."""
+Columns = dict[str, Callable[[Trial], str]]
+"""A table's heads, and what stands in a row."""
+
+
+def _table(block: Block, columns: Columns) -> list[list[str]]:
+    return [["method", *columns], *([t.method, *(cell(t) for cell in columns.values())] for t in block.trials)]
+
+
+def _times(block: Block) -> Columns:
     return {
-        "method": lambda trial: trial.method,
         "ms\na step": lambda trial: show_ms(trial.median),
         "least –\nmost": lambda trial: f"{show_ms(min(trial.ms))} – {show_ms(max(trial.ms))}",
+        "speed /\ndense": lambda trial: f"{show_count(block.speed(trial))}×",
+        "bytes\ncounted": lambda trial: show_bytes(trial.sent),
+    }
+
+
+def _parts(block: Block) -> Columns:
+    return {
         "compute": lambda _: show_ms(block.compute),
         "encode": lambda trial: NOTHING if trial.encode_ms is None else show_ms(trial.encode_ms),
         "wire +\nwaiting": lambda trial: NOTHING if trial.method == ALONE else show_ms(block.rest(trial)),
         "decode": lambda trial: NOTHING if trial.decode_ms is None else show_ms(trial.decode_ms),
-        "bytes\ncounted": lambda trial: show_bytes(trial.sent),
         "bytes\ncarried": lambda trial: show_bytes(trial.carried),
-        "carried /\ncounted": lambda trial: f"{trial.carried / trial.sent:.3f}" if trial.sent else NOTHING,
-        "speed over\ndense fp32": lambda trial: f"{show_count(block.speed(trial))}×",
+        "/\ncounted": lambda trial: f"{trial.carried / trial.sent:.3f}" if trial.sent else NOTHING,
     }
 
 
@@ -148,9 +157,13 @@ def _columns(block: Block) -> dict[str, Callable[[Trial], str]]:
 
 
 def verdict(block: Block) -> list[str]:
-    """What pays at this rate, what does not, where the dense step goes, and whether the bytes agree."""
-    found = [_replayed(block), fastest(block), _losers(block), _wire(block), _bytes(block)]
-    return [sentence for sentence in found if sentence]
+    """What pays at this rate, and what does not."""
+    return [sentence for sentence in (_replayed(block), fastest(block), _losers(block)) if sentence]
+
+
+def parts_verdict(block: Block) -> list[str]:
+    """Where the dense step goes, and whether the bytes agree."""
+    return [_wire(block), _bytes(block)]
 
 
 def fastest(block: Block) -> str:
@@ -163,6 +176,9 @@ def fastest(block: Block) -> str:
         return f"{block.cable}: {_figures(best, dense)}: {times}.{_beside_torch(block, best)}"
     if best is dense:
         return f"{block.cable}: dense fp32 is the fastest here ({show_ms(dense.median)} ms a step); nothing pays."
+    if len(dense.ms) < SETTLING_ROUNDS:
+        few = f"{plural(len(dense.ms), 'round')} settle nothing (--rounds {SETTLING_ROUNDS} can)"
+        return f"{block.cable}: {_figures(best, dense)}, but {few}."
     return f"{block.cable}: nothing was faster than dense fp32 in every round: {_figures(best, dense)}."
 
 
