@@ -23,7 +23,6 @@ from thinwire.lab.setting import LabSetting, cables, lab_methods
 from thinwire.papers import read_sections
 from thinwire.report.page import write_page
 from thinwire.report.record_file import Writer
-from thinwire.training.formatting import plural
 from thinwire.training.tasks import check_task
 
 
@@ -111,9 +110,7 @@ def _measure_and_show(setting: LabSetting, record: Path, command: list[str], *, 
 
 @contextmanager
 def _progress(out: Console, length: int) -> Iterator[Callable[[str], None]]:
-    """A bar of turns that says whose it is; on what is no terminal, one line before."""
-    if not out.is_terminal:
-        say(out, f"{plural(length, 'turn')} to take")
+    """A bar of turns that says whose it is; on what is no terminal, nothing."""
     name = TextColumn("{task.description}", table_column=Column(overflow="fold"))
     columns = (name, BarColumn(bar_width=14), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as bars:
