@@ -212,7 +212,7 @@ def test_it_says_what_pays_and_what_does_not() -> None:
 def test_few_rounds_settle_nothing() -> None:
     few = block((5.0, 5.0))
     few = replace(few, trials=tuple(replace(one, ms=one.ms[:3]) for one in few.trials))
-    assert fastest(few).endswith("dense fp32 40.0, but 3 rounds settle nothing (--rounds 5 can).")
+    assert fastest(few).endswith("dense fp32 40.0, but 3 rounds cannot settle it (--rounds 5 can).")
     assert len(verdict(few)) == 1
 
 

@@ -177,7 +177,7 @@ def fastest(block: Block) -> str:
     if best is dense:
         return f"{block.cable}: dense fp32 is the fastest here ({show_ms(dense.median)} ms a step); nothing pays."
     if len(dense.ms) < SETTLING_ROUNDS:
-        few = f"{plural(len(dense.ms), 'round')} settle nothing (--rounds {SETTLING_ROUNDS} can)"
+        few = f"{plural(len(dense.ms), 'round')} cannot settle it (--rounds {SETTLING_ROUNDS} can)"
         return f"{block.cable}: {_figures(best, dense)}, but {few}."
     return f"{block.cable}: nothing was faster than dense fp32 in every round: {_figures(best, dense)}."
 
