@@ -25,7 +25,7 @@ MODULES = {
     "plan": "how moments are taken, and what linear's threads do: both are plans",
     "quantise": KERNEL,
     "runs": PAPER,
-    "sections": f"{PAPER}, and training",
+    "sections": f"{PAPER}, and so have training and the laboratory",
     "select_above": KERNEL,
     "select_largest": KERNEL,
     "select_random": KERNEL,

@@ -78,6 +78,7 @@ MAY_DISTRIBUTE = (
     "thinwire.exchange",
     "thinwire.engines.ddp",
     "thinwire.bench.ddp_step",
+    "thinwire.lab",
     "thinwire.training",
 )
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from tests.dist.training import network
-from tests.faults import namespaces
 from tests.faults.findings import Finding
 from tests.faults.trainee import Trainee, same, undisturbed
 from tests.faults.worlds import Answer, World
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from thinwire.checkpoint import Rotating
 from thinwire.errors import CheckpointWarning, PeerLost
+from thinwire.lab import namespaces
 
 LIMIT = 60.0
 """Seconds after which a rank hangs, beyond the time-out of its collectives."""
@@ -104,7 +104,7 @@ def broken(
     random: Random,
     rule: str,
     folder: Path,
-    net: namespaces.Network | None = None,
+    net: namespaces.Namespaces | None = None,
 ) -> Broken:
     """Start a world, break it, wait for the survivors; where the victim lives, mend what was broken and hear it too."""
     world, victim = World(size, folder, timeout, net), random.randrange(size)

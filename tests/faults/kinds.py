@@ -15,10 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.faults import broken, going_on, namespaces
+from tests.faults import broken, going_on
 from tests.faults.findings import Finding, Outcome, unclear
 from tests.faults.trainee import RULES, VARIABLE
 from tests.faults.worlds import Answer, World
+
+from thinwire.lab import namespaces
 
 LIMIT = 120.0
 """Seconds after which a trial hangs."""

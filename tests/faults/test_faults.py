@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from tests.faults import namespaces
 from tests.faults.kinds import KINDS, Kind, Worlds
+
+from thinwire.lab import namespaces
 
 pytestmark = pytest.mark.dist
 

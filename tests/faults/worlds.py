@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.faults import namespaces
 from tests.forks import CONTEXT
+
+from thinwire.lab import namespaces
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Answer:
 class World:
     """Some ranks; `timeout` is that of their collectives, in seconds."""
 
-    def __init__(self, size: int, folder: Path, timeout: float = 60.0, net: namespaces.Network | None = None) -> None:
+    def __init__(
+        self, size: int, folder: Path, timeout: float = 60.0, net: namespaces.Namespaces | None = None
+    ) -> None:
         self.size = size
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []

@@ -88,6 +88,10 @@ COMMANDS = {
         *("--problem", "--dataset", "--workers", "--split", "--concentration", "--seed", "--strength", "--data"),
         *("--step", "--json", "--debug", "--plugin"),
     },
+    "lab": {
+        *("--hosts", "--rate", "--up", "--down", "--task", "--methods", "--batch", "--data", "--steps", "--rounds"),
+        *("--replay", "--timeout", "--out", "--page", "--force", "--plugin", "--debug"),
+    },
     "info": {"--plugin"},
 }
 

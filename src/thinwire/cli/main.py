@@ -14,6 +14,7 @@ from thinwire.cli.compare import compare
 from thinwire.cli.console import INTERRUPTED, show_error
 from thinwire.cli.demo import demo
 from thinwire.cli.info import info
+from thinwire.cli.lab import lab
 from thinwire.cli.report import report
 from thinwire.cli.reproduce import reproduce
 from thinwire.cli.theory import theory
@@ -46,7 +47,7 @@ def _top(
     """Data-parallel training that sends few bytes and remembers what it did not send."""
 
 
-for command in (demo, train, compare, report, theory, info):
+for command in (demo, train, compare, report, theory, lab, info):
     app.command(no_args_is_help=command in (train, compare, report, theory))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(reproduce, name="reproduce")

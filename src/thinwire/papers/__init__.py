@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError, RecordError
+from thinwire.lab.sections import LAB_EXPERIMENT
 from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
 from thinwire.papers.ef21.sections import EF21_EXPERIMENT
 from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT
@@ -26,7 +27,14 @@ __all__ = ["EXPERIMENTS", "Experiment", "read_sections", "register"]
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {
     one.name: one
-    for one in (TRAINING_EXPERIMENT, EF21_EXPERIMENT, MEMSGD_EXPERIMENT, VGC_EXPERIMENT, ADAPTIVE_EXPERIMENT)
+    for one in (
+        TRAINING_EXPERIMENT,
+        EF21_EXPERIMENT,
+        MEMSGD_EXPERIMENT,
+        VGC_EXPERIMENT,
+        ADAPTIVE_EXPERIMENT,
+        LAB_EXPERIMENT,
+    )
 }
 """By the name that stands in a record's head."""
 

@@ -1,0 +1,113 @@
+"""A host: the process of one rank, in a namespace of its own, that takes its turns as the laboratory says.
+
+python -m thinwire.lab.host, with a job on the first line of its standard input, then one order a line, each answered
+by a line. It ends when that input does: with the laboratory, however that ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from thinwire.lab.contender import Contender
+from thinwire.lab.namespaces import address, carried, enter
+from thinwire.lab.setting import LabSetting
+from thinwire.training.plugins import load_plugin
+from thinwire.training.tasks import load_task
+
+PORT = 29_500
+"""Of the rendezvous; the namespace has all ports to itself."""
+ORPHANED = 3
+Orders = Callable[[], dict[str, Any]]
+
+
+def orders() -> Orders:
+    """The next line of standard input; this process ends at once when there are no more, even in mid-step."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lambda: dict(json.loads(lines.get()))
+
+
+def serve(job: Mapping[str, Any], take: Orders, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Join the others, prepare every method, and take turns for ever."""
+    setting, rank = LabSetting.of_plain(job["setting"]), int(job["rank"])
+    enter(job["namespace"])
+    limit, place = timedelta(seconds=setting.timeout), f"tcp://{address(0)}:{PORT}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=setting.hosts, timeout=limit)
+    task = load_task(setting.task, setting.data)
+    contenders = {method: Contender(method, setting, task, rank) for method in setting.methods}
+    dist.barrier()
+    answer({"ready": True})
+    while True:
+        order = take()
+        answer(turn(contenders[order["method"]], order["steps"], order["before"]))
+
+
+def turn(contender: Contender, steps: int, before: int) -> dict[str, Any]:
+    """So many steps after some that are not measured; seconds and bytes of all, by account and by the interface.
+
+    A turn's bytes are counted from one barrier to the next: those of the barriers themselves are among them.
+    """
+    for _ in range(before):
+        contender.step()
+    dist.barrier()
+    sent, on_wire, parts = contender.sent(), _carried(), dict(contender.seconds)
+    start = time.perf_counter()
+    for _ in range(steps):
+        contender.step()
+    seconds = time.perf_counter() - start
+    dist.barrier()
+    spent = {part: now - parts[part] for part, now in contender.seconds.items()} if contender.has_parts else {}
+    return {"seconds": seconds, "sent": contender.sent() - sent, "carried": _carried() - on_wire, **spent}
+
+
+def _carried() -> int:
+    return carried(Path("/proc/self/net/dev").read_text(encoding="utf-8"))
+
+
+def _to(stream: TextIO) -> Callable[[dict[str, Any]], None]:
+    def answer(content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=stream, flush=True)
+
+    return answer
+
+
+def main() -> int:
+    """Serve; a failure is the last answer."""
+    answer = _to(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # whatever else is printed goes where errors go
+    take = orders()
+    try:
+        job = take()
+        torch.set_num_threads(1)
+        for plugin in job["plugins"]:
+            load_plugin(Path(plugin))
+        serve(job, take, answer)
+    except Exception as error:
+        told = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
+        answer({"error": told, "time": time.time()})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    os._exit(status)  # torch's threads may abort a process that shuts down
