@@ -23,7 +23,7 @@ help:  ## this list
 demo: $(VENV)/.installed-demo  ## train with 4 real workers under five methods; prints a table, writes a report page
 	$(BIN)/thinwire demo
 
-test: $(VENV)/.installed-dev  ## the tests: about six minutes on two cores
+test: $(VENV)/.installed-dev  ## the tests: seven to nine minutes on two cores
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev  ## the same, and every test's full product of circumstances
