@@ -278,6 +278,14 @@ def test_drawn_levels_do_not_depend_on_how_buckets_are_cut() -> None:
 
 
 @each_drawn
+def test_drawn_levels_of_two_parameters_are_drawn_apart(written: ValueFormat) -> None:
+    """Equal numbers at equal places, rounded by draws of their own."""
+    both = Layout.of([("a", 0, (40,)), ("b", 1, (40,))])
+    found = written.round(torch.linspace(-1, 1, 40).repeat(2), torch.arange(80), both, Key(step=3))
+    assert not torch.equal(found[:40], found[40:])
+
+
+@each_drawn
 @pytest.mark.parametrize("most", [-1.0, 0.0, math.inf, math.nan])
 def test_drawn_levels_refuse_magnitudes_that_no_sender_writes(written: ValueFormat, most: float) -> None:
     message = join(
