@@ -31,6 +31,7 @@ def wide() -> nn.Module:
 BASE = Run(RULES[0], network=wide, ddp={}, steps=4)
 RUNS = [
     *(replace(BASE, rule=rule) for rule in RULES),
+    replace(BASE, rule="ef21(randk(0.9, shared=True))"),  # more than a mean: gathered
     replace(BASE, rule=RULES[2], dtype=torch.bfloat16),
     replace(BASE, rule=RULES[2], dtype=torch.float64),
     replace(BASE, rule=RULES[1], groups=True, clip=0.1),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.methods import COMPRESSORS, METHODS
 
 import thinwire
-from thinwire import Key, Layout
+from thinwire import Channel, Key, Layout
+from thinwire.channel import Given
 from thinwire.engines.crowd import Crowd
 from thinwire.feedback import Feedback, Round, Signal
 from thinwire.feedback.base import mean_into
@@ -92,6 +93,18 @@ def test_a_rule_that_averages_makes_no_more_of_messages_than_their_mean(rule: Fe
     server = Store({"x": [slot for slot in rule.slots if not slot.per_worker]}, info, 2)
     got = rule.receive(Round(payloads, Key().shared(), True), layout, server.bind(layout), torch.randn(20))
     assert torch.equal(got, mean_into(torch.empty(20), payloads))
+
+
+@pytest.mark.parametrize("rule", METHODS, ids=str)
+def test_a_channel_adds_up_the_messages_of_rules_that_average_and_of_no_others(rule: Feedback) -> None:
+    channel = Channel(rule, {"x": torch.zeros(30)}, rank=0, size=3)
+    vector = torch.linspace(-1, 1, 30)
+    given = Given(vector, step_sizes={"x": 0.1}, moment=vector.square(), previous=vector)
+    found = channel.send(channel.layout(["x"]), given).summand
+    assert found is None or rule.averages
+    assert (
+        found is not None or not rule.averages or str(rule.compressor) not in ("identity()", "randk(0.3, shared=True)")
+    )
 
 
 @pytest.mark.parametrize("rule", ["plain(identity())", "memsgd(randk(0.9, shared=True))"])
