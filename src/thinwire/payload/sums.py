@@ -64,7 +64,7 @@ def write_shares(own: Summand, expected: Expected, rank: int, ranks: int) -> Ten
     """A letter for each rank, one a row."""
     share = own.share(ranks)
     numbers = torch.nn.functional.pad(own.numbers, (0, ranks * share - own.numbers.numel()))
-    letters = [write([Dense(part)], expected.digest, own.flag, rank) for part in numbers.split(share)]  # type: ignore[no-untyped-call]
+    letters = [write([Dense(part)], expected.digest, own.flag, rank) for part in torch.split(numbers, share)]
     return torch.stack([letter.message for letter in letters])
 
 
