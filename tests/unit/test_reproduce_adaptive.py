@@ -137,13 +137,13 @@ def test_the_table_sets_each_method_beside_dense() -> None:
     runs = [done("dense", METHODS["dense"][0], seed, 2.0 + seed, 1) for seed in (0, 1)]
     runs += [done("other", "memsgd(topk(0.01))", seed, 2.2 + 1.1 * seed, 80) for seed in (0, 1)]
     (section,) = ADAPTIVE_EXPERIMENT.sections(runs)
-    assert section.sentences == ["other: 100 × fewer bytes, loss +10.0% of dense's"]
+    assert section.sentences == ["other: 100 × fewer bytes, loss +10.0% beside dense"]
     head, dense, other = section.table
     assert dict(zip(head, dense, strict=True))["100"] == "2.500"
     row = dict(zip(head, other, strict=True))
-    assert (row["100"], row["least – most"], row["of dense"]) == ("2.750", "2.200 – 3.300", "+10.0%")
+    assert (row["100"], row["least – most"], row["beside dense"]) == ("2.750", "2.200 – 3.300", "+10.0%")
     assert (row["fewer bytes"], row["a step"]) == ("100.0 ×", "1 B")
-    assert row["s a step at 100 Mbit/s"] == "6.4e-08"
+    assert row["s at 100 Mbit/s"] == "6.4e-08"
     words = ("steps", "bytes", "time on the wire")
     assert [chart.title for chart in section.charts] == [f"Held-out loss against {word}" for word in words]
 

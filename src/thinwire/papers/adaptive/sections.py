@@ -62,7 +62,7 @@ def _dense(runs: Sequence[AdaptiveRun]) -> list[AdaptiveRun]:
 def _claims(runs: Sequence[AdaptiveRun]) -> list[str]:
     dense = _dense(runs)
     return [
-        f"{label}: {statistics.mean(one.ratio for one in own):.0f} × fewer bytes, loss {_above(own, dense)} of dense's"
+        f"{label}: {statistics.mean(one.ratio for one in own):.0f} × fewer bytes, loss {_above(own, dense)} beside dense"
         for label, own in _by_method(runs).items()
         if dense and own[0] not in dense
     ]
@@ -70,8 +70,8 @@ def _claims(runs: Sequence[AdaptiveRun]) -> list[str]:
 
 def _table(runs: Sequence[AdaptiveRun], rate: float) -> list[list[str]]:
     steps, dense = runs[0].setting.steps, _dense(runs)
-    head = ["method", *(f"{quarter * steps:,.0f}" for quarter in QUARTERS), "least – most", "best", "of dense"]
-    rows = [[*head, "a step", "fewer bytes", f"s a step at {show_rate(rate)}"]]
+    head = ["method", *(f"{quarter * steps:,.0f}" for quarter in QUARTERS), "least – most", "best", "beside dense"]
+    rows = [[*head, "a step", "fewer bytes", f"s at {show_rate(rate)}"]]
     for label, own in _by_method(runs).items():
         looks = [statistics.mean(_at(one, quarter * steps) for one in own) for quarter in QUARTERS]
         ends, best = [one.end for one in own], statistics.mean(one.best for one in own)
