@@ -62,7 +62,8 @@ def _dense(runs: Sequence[AdaptiveRun]) -> list[AdaptiveRun]:
 def _claims(runs: Sequence[AdaptiveRun]) -> list[str]:
     dense = _dense(runs)
     return [
-        f"{label}: {statistics.mean(one.ratio for one in own):.0f} × fewer bytes, loss {_above(own, dense)} beside dense"
+        f"{label}: {statistics.mean(one.ratio for one in own):.0f} × fewer bytes, "
+        f"loss {_above(own, dense)} beside dense"
         for label, own in _by_method(runs).items()
         if dense and own[0] not in dense
     ]
