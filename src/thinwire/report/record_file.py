@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, final
 
+import torch
+
 from thinwire.errors import RecordError, RecordWarning
 from thinwire.report.destination import RESUME, begun, check_destination
 from thinwire.report.page import Section
@@ -174,7 +176,8 @@ class Writer:
     def add(self, run: Finished) -> None:
         """Append a run."""
         if self._lines.empty:
-            self._write(head(provenance(self._command, experiment=self._experiment)))
+            used = "cuda" if torch.cuda.is_initialized() else "cpu"  # by the run that ended just now
+            self._write(head(provenance(self._command, used, self._experiment)))
         self._write({"kind": "run", **run.plain()})
 
     def close(self) -> None:

@@ -70,8 +70,20 @@ def brings_momentum(method: str) -> bool:
     return isinstance(rule, Feedback) and rule.has_momentum
 
 
-def _own_optimizer(method: str) -> dict[str, str]:
+def _own_optimizer(method: str) -> dict[str, Any]:
     return {"optimizer": "sgd"} if brings_momentum(method) else {}
+
+
+def _beside(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a rule with its own momentum m takes them over from momentum SGD.
+
+    There weight decay passes through the momentum too, which moves a parameter 1 / (1 - m) times as far.
+    """
+    own = dict(settings) | _own_optimizer(method)
+    decay = settings.get("weight_decay")
+    if brings_momentum(method) and settings.get("optimizer") == "momentum" and decay:
+        own["weight_decay"] = decay / (1 - getattr(thinwire.parse(method), "momentum", 0.0))
+    return own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,14 +185,15 @@ def comparison(
 ) -> list[RunConfig]:
     """Every method with every seed; `rates` holds no learning rate (the task's), one for all, or one a method.
 
-    A rule that brings its own momentum or Adam takes plain SGD beside it, whatever optimizer the others have.
+    A rule that brings its own momentum or Adam takes plain SGD beside it, whatever optimizer the others have, and as
+    much weight decay as theirs comes to.
     """
     if len(rates) not in (0, 1, len(methods)):
         raise ConfigError(f"--lr takes 1 rate or one for each of the {len(methods)} methods, got {len(rates)}")
     _check_distinct("seeds", seeds)
     each = list(rates) if len(rates) > 1 else [*rates, None][:1] * len(methods)
     configs = [
-        RunConfig.of(task, method, lr=rate, seed=seed, **settings | _own_optimizer(canonical_method(method)))
+        RunConfig.of(task, method, lr=rate, seed=seed, **_beside(canonical_method(method), settings))
         for method, rate in zip(methods, each, strict=True)
         for seed in seeds
     ]
