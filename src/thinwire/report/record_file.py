@@ -175,8 +175,8 @@ class Writer:
 
     def add(self, run: Finished) -> None:
         """Append a run."""
-        if self._lines.empty:
-            used = "cuda" if torch.cuda.is_initialized() else "cpu"  # by the run that ended just now
+        if self._lines.empty:  # the head line names the device of the run that ended just now
+            used = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
             self._write(head(provenance(self._command, used, self._experiment)))
         self._write({"kind": "run", **run.plain()})
 
