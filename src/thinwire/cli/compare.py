@@ -32,6 +32,7 @@ def compare(
     schedule: options.Schedule = None,
     data: options.Data = None,
     evaluations: options.Evaluations = 10,
+    rate: options.Rate = None,
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
@@ -50,6 +51,8 @@ def compare(
       thinwire compare text dense 'ef21sgdm(topk(0.01))' --engine sim --page it.html
 
       thinwire compare digits dense 'memsgd(sign())' --lr 0.2,0.1
+
+      thinwire compare text dense fp16 'memadam(topk(0.01, values=exponent4))' --optimizer adamw --rate 100mbit
     """
     configs = comparison(
         task,
@@ -64,5 +67,6 @@ def compare(
         schedule=schedule,
         data=str(data) if data else None,
         evaluations=evaluations,
+        rate=options.link_rate(rate),
     )
     run_and_show(context, configs, options.record_path(out, task), page, force=force)

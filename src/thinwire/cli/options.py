@@ -13,6 +13,7 @@ import typer
 
 from thinwire.errors import ConfigError
 from thinwire.extras import check_packages
+from thinwire.link import rate_of
 from thinwire.report.page import PACKAGES
 from thinwire.training.config import OPTIMIZERS, SCHEDULES
 from thinwire.training.plugins import load_plugin
@@ -74,6 +75,10 @@ Plugin = Annotated[
         help="A Python file that registers compressors or rules of your own; may be given several times.",
     ),
 ]
+Rate = Annotated[
+    str | None,
+    optional("--rate", help="Emulate a link of this rate before each worker, such as 100mbit (--engine ddp only)."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's traceback.")]
 
 
@@ -84,6 +89,11 @@ def record_path(out: Path | None, name: str) -> Path:
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     return next(path for path in (Path("runs") / f"{name}.jsonl" for name in names) if not path.exists())
+
+
+def link_rate(text: str | None) -> float | None:
+    """The bits a second of an emulated link; None where there is to be none."""
+    return None if text is None or text.strip().lower() == "none" else rate_of(text)
 
 
 def integers(text: str, option: str) -> list[int]:

@@ -38,6 +38,7 @@ def train(
     ] = None,
     data: options.Data = None,
     evaluations: options.Evaluations = 10,
+    rate: options.Rate = None,
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
@@ -75,6 +76,7 @@ def train(
         seed=seed,
         data=str(data) if data else None,
         evaluations=evaluations,
+        rate=options.link_rate(rate),
         every=every,
     )
     run_and_show(context, [config], options.record_path(out, task), page, force=force)

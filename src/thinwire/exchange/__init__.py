@@ -1,9 +1,13 @@
 """Exchanges: they move bytes between ranks, knowing nothing of what the bytes mean.
 
 `Exchange` says what one must offer; `Group` is that of a torch process group, `Loopback` that of workers in one
-process. An exchange of one's own, with the methods of `Exchange`, is passed as `attach(..., exchange=)`.
+process; `Emulated` wraps any of them as if links of some rate joined the ranks. An exchange of one's own, with the
+methods of `Exchange`, is passed as `attach(..., exchange=)`.
 """
 
+from thinwire.exchange.emulated import Emulated as Emulated
+from thinwire.exchange.emulated import Link as Link
+from thinwire.exchange.emulated import emulated as emulated
 from thinwire.exchange.group import Group as Group
 from thinwire.exchange.group import Pending as Pending
 from thinwire.exchange.loopback import Loopback as Loopback

@@ -9,17 +9,16 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.exchange import allreduce_bytes
+from thinwire.exchange import Group, Link, allreduce_bytes, emulated
 from thinwire.lab.setting import ALONE, LabSetting, is_rule, powersgd_rank
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
 from thinwire.training.config import OPTIMIZERS
-from thinwire.training.run import ONE_BUCKET_MB, POWERSGD_START
 from thinwire.training.tasks import Task
+from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
 
 SEED = 0
 PARTS = {"send": "encode", "receive": "decode"}
@@ -86,7 +85,7 @@ class _Given(torch.autograd.Function):
 class Contender:
     """A method on one host; all hosts make the same calls in the same order."""
 
-    def __init__(self, method: str, setting: LabSetting, task: Task, rank: int) -> None:
+    def __init__(self, method: str, setting: LabSetting, task: Task, rank: int, link: Link | None = None) -> None:
         config = setting.config(method)
         own = (task, config.batch, rank, setting.hosts)
         self._computing: Computing = Computed(*own) if setting.replay is None else Replayed(*own, setting.replay)
@@ -100,24 +99,21 @@ class Contender:
         """Spent in each part so far."""
         self._handle: thinwire.Handle | None = None
         self._powersgd: Any = None
-        self._register()
+        self._register(link)
 
-    def _register(self) -> None:
-        """Give DDP the method's hook; `dense` is DDP without one."""
+    def _register(self, link: Link | None) -> None:
+        """Give DDP the method's hook, behind an emulated link where that takes the place of a wire."""
         if is_rule(self.method):
-            self._attach()
-        elif (rank := powersgd_rank(self.method)) is not None:
-            self._powersgd = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START, random_seed=SEED
-            )
-            self._ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
-        elif self.method == "fp16":
-            self._ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            return self._attach(link)
+        rank = powersgd_rank(self.method)
+        self._powersgd = None if rank is None else powersgd_state(rank, SEED)
+        return register(self._ddp, self.method, link, self._powersgd)
 
-    def _attach(self) -> None:
+    def _attach(self, link: Link | None) -> None:
         rule = thinwire.parse(self.method)
         moments = watch(self._ddp, rule=rule) if needs_moments(rule, self._computing.model) else None
-        self._handle = thinwire.attach(self._ddp, rule, self._optimizer, moments=moments, seed=SEED)
+        carrier = emulated(Group(), link)
+        self._handle = thinwire.attach(self._ddp, rule, self._optimizer, moments=moments, exchange=carrier, seed=SEED)
         for half, part in PARTS.items():
             setattr(self._handle.channel, half, self._timed(part, getattr(self._handle.channel, half)))
 

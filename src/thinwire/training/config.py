@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import thinwire
 from thinwire.errors import ConfigError, SpecError, UnknownName
 from thinwire.feedback import Feedback
+from thinwire.link import show_rate
 from thinwire.training.tasks import check_task
 
 ENGINES = ("ddp", "sim")
@@ -106,6 +107,8 @@ class RunConfig:
     device: str = "cpu"
     every: int = 0
     """Steps between two exchanges of how far parameters moved (`attach_outer`); 0: gradients, at every step."""
+    rate: float | None = None
+    """Bits a second of the emulated link that joins each worker to the others; None: as they are on this machine."""
 
     @classmethod
     def of(cls, task: str, method: str | None = None, **given: Any) -> RunConfig:
@@ -134,6 +137,7 @@ class RunConfig:
             _check_range(name, getattr(self, name), 1, 10**9)
         _check_range("seed", self.seed, 0, 2**31 - 1)
         self._check_every()
+        self._check_rate()
         if not (isinstance(self.lr, int | float) and math.isfinite(self.lr) and self.lr > 0):
             usual = check_task(self.task).defaults.lr
             raise ConfigError(f"lr must be a finite number above 0, got {self.lr}; try {usual}")
@@ -151,6 +155,17 @@ class RunConfig:
         if self.every and self.method in TORCH_METHODS:
             words = "its dense form is 'plain(identity())'"
             raise ConfigError(f"outer steps (every={self.every}) take a rule, not torch's {self.method!r}; {words}")
+
+    def _check_rate(self) -> None:
+        if self.rate is None:
+            return
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise ConfigError(f"the rate of an emulated link must be above 0 bits a second, got {self.rate}; try 1e8")
+        if self.engine != "ddp":
+            raise ConfigError(
+                f"a link of {show_rate(self.rate)} joins real processes; simulated workers share one, which no wire "
+                "slows down: use --engine ddp, or leave --rate out"
+            )
 
     @classmethod
     def recorded(cls, plain: Mapping[str, Any]) -> RunConfig:

@@ -10,11 +10,11 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.engines.needs import check_one_backward
+from thinwire.exchange import Exchange, Group, Link, emulated
 from thinwire.feedback import Rule
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
@@ -23,11 +23,7 @@ from thinwire.training.gradients import ByName, SeparatePasses, SimulatedWorkers
 from thinwire.training.joined_pass import JoinedPass, can_join
 from thinwire.training.recorder import Totals
 from thinwire.training.tasks import Batch, Task
-
-POWERSGD_START = 2
-"""Dense steps before torch's PowerSGD begins; 2 is the least that its warm start allows."""
-ONE_BUCKET_MB = 4096
-"""torch's PowerSGD hook hangs on gloo with several buckets in flight, so it gets one."""
+from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
 
 
 class TrainingRun(ABC):
@@ -158,23 +154,23 @@ class DistributedRun(TrainingRun):
         self._register()
 
     def _register(self) -> None:
-        """Give DDP the method's hook; `dense` is DDP without one."""
+        """Give the model the method, behind an emulated link where the run has one."""
         config = self.config
+        link = None if config.rate is None else Link(config.rate)
+        carrier: Exchange | None = None if link is None else emulated(Group(), link)
         if config.every:
             self._handle = thinwire.attach_outer(
-                self.model, self.optimizer, config.method, every=config.every, seed=config.seed
+                self.model, self.optimizer, config.method, every=config.every, exchange=carrier, seed=config.seed
             )
-        elif config.method == "fp16":
-            self.ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif config.method == "powersgd":
-            self._powersgd = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=1, start_powerSGD_iter=POWERSGD_START, random_seed=config.seed
-            )
-            self.ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
-        elif config.method not in TORCH_METHODS:
+        elif config.method in TORCH_METHODS:
+            self._powersgd = powersgd_state(1, config.seed) if config.method == "powersgd" else None
+            register(self.ddp, config.method, link, self._powersgd)
+        else:
             rule = thinwire.parse(config.method)
             moments = watch(self.ddp, rule=rule) if needs_moments(rule, self.model) else None
-            self._handle = thinwire.attach(self.ddp, rule, self.optimizer, moments=moments, seed=config.seed)
+            self._handle = thinwire.attach(
+                self.ddp, rule, self.optimizer, moments=moments, exchange=carrier, seed=config.seed
+            )
 
     def _step(self, step: int) -> None:
         self.optimizer.zero_grad()

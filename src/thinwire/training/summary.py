@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
+from thinwire.link import show_rate
 from thinwire.training.config import RunConfig
 from thinwire.training.records import CUT_OFF, RunRecord
 
@@ -110,6 +111,7 @@ _DISTINCTIONS: tuple[tuple[str, Callable[[RunConfig], Any]], ...] = (
     ("engine", lambda config: config.engine),
     ("batch", lambda config: config.batch),
     ("steps", lambda config: config.steps),
+    ("link", lambda config: "none" if config.rate is None else show_rate(config.rate)),
 )
 
 
