@@ -81,7 +81,7 @@ class Link:
 def _checked(way: str, rate: float | None) -> float | None:
     if rate is not None and not 0 < rate < math.inf:
         raise ConfigError(
-            f"the rate {way} must be a finite number of bits a second above 0, got {rate}; 1e8 is 100mbit"
+            f"the rate {way} must be finite and above 0 bits a second, got {rate}; 1e8 is 100mbit"
         )
     return rate
 
