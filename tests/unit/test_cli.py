@@ -63,9 +63,9 @@ COMMANDS = {
     },
     "bench step": {"--rounds", "--json"},
     "bench wire": BENCH,
-    "demo": TRAINING | {"--seeds"},
-    "train": TRAINING | SETTINGS | {"--method", "--seed", "--every", "--plugin"},
-    "compare": TRAINING | SETTINGS | {"--seeds", "--plugin"},
+    "demo": TRAINING | {"--seeds", "--rate"},
+    "train": TRAINING | SETTINGS | {"--method", "--seed", "--every", "--rate", "--plugin"},
+    "compare": TRAINING | SETTINGS | {"--seeds", "--rate", "--plugin"},
     "report": {"--out", "--force", "--debug", "--plugin"},
     "reproduce": set(),
     "reproduce vgc": {
@@ -90,7 +90,7 @@ COMMANDS = {
     },
     "lab": {
         *("--hosts", "--rate", "--up", "--down", "--task", "--methods", "--batch", "--data", "--steps", "--rounds"),
-        *("--replay", "--timeout", "--out", "--page", "--force", "--plugin", "--debug"),
+        *("--replay", "--timeout", "--emulated", "--out", "--page", "--force", "--plugin", "--debug"),
     },
     "info": {"--plugin"},
 }
@@ -136,7 +136,8 @@ def test_help_lists_what_there_is(command: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "missing", "extras"),
     [
-        (["demo"], ["sklearn", "jinja2"], "tasks,report"),
+        (["demo"], ["jinja2"], "report"),
+        (["compare", "digits", "dense", "--page", "p.html"], ["sklearn", "jinja2"], "tasks,report"),
         (["compare", "logistic", "dense", "--page", "p.html"], ["scipy", "jinja2"], "tasks,report"),
         (["reproduce", "vgc", "--small", "--page", "p.html"], ["sklearn", "jinja2"], "tasks,report"),
         (["reproduce", "memsgd", "--quick", "--page", "p.html"], ["numba", "sklearn", "jinja2"], "fast,tasks,report"),
@@ -236,12 +237,30 @@ def test_compare_takes_seeds_and_rates_and_report_makes_the_page(capsys: pytest.
     assert Path("later.html").read_text() == Path("direct.html").read_text()
 
 
-def test_demo_shows_five_methods_and_writes_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_shows_its_methods_and_writes_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--engine", "sim", "--workers", "2", "--steps", "3", "--seeds", "0", "--out", "d.jsonl"]) == 0
     out = capsys.readouterr().out
-    assert "[5/5]" in out
+    assert "[3/3]" in out
+    assert "emulated" not in out
     assert "report: d.html" in out
     assert Path("d.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--rate", "100"], "a rate is a number above 0 and one of kbit, mbit, gbit, such as 100mbit; got '100'"),
+        (["--rate", "0mbit"], "a rate is a number above 0"),
+        (["--rate", "10mbit", "--engine", "sim"], "a link of 10 Mbit/s joins real processes; simulated workers share"),
+    ],
+)
+def test_a_link_without_sense_is_refused_before_anything_starts(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["demo"], ["train", "digits"], ["compare", "digits", "dense"]):
+        assert main([*command, *words]) == 2
+        assert problem in capsys.readouterr().err
+    assert not list(Path().glob("runs/*"))
 
 
 def test_train_reads_a_libsvm_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,9 @@ def test_one_waits_until_it_is_due_even_if_sleep_ends_early() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_without_sense_is_refused_with_one_that_has(rate: float) -> None:
-    with pytest.raises(ConfigError, match=r"the rate up must be finite and above 0 bits a second, got .*1e8 is 100mbit"):
+    with pytest.raises(
+        ConfigError, match=r"the rate up must be finite and above 0 bits a second, got .*1e8 is 100mbit"
+    ):
         Link(rate)
     with pytest.raises(ConfigError, match="the rate down must be"):
         Link(1e6, rate)

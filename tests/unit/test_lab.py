@@ -118,8 +118,10 @@ def test_without_root_or_programs_it_says_what_to_do(monkeypatch: pytest.MonkeyP
     with pytest.raises(BackendError, match="the program ip and tc"):
         check_machine(setting())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"root alone may; this is user 1000\. Run it as root: sudo"):
+    with pytest.raises(ConfigError, match=r"root alone may; this is user 1000\. Run it as root: sudo") as caught:
         check_machine(setting())
+    assert "without root, --emulated joins plain processes" in str(caught.value)
+    check_machine(setting(emulated=True))
 
 
 def test_more_hosts_than_memory_allows_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +223,21 @@ def test_a_replay_is_called_one() -> None:
     assert section.facts[1] == parts.facts[1]
     assert "computing REPLAYED: every host sleeps 30 ms" in section.facts
     assert section.sentences[0].startswith("Computing was replayed")
+
+
+def test_emulated_links_are_called_so_and_carry_nothing_that_is_counted(tmp_path: Path) -> None:
+    real = block((20.0, 22.0))
+    trials = tuple(replace(one, carried=None) for one in real.trials)
+    emulated = replace(real, trials=trials, emulated=True)
+    assert LAB_EXPERIMENT.runs(write(tmp_path / "r.jsonl", real, emulated)) == [real, emulated]
+    *_, section, parts = sections([real, emulated])
+    for one in (section, parts):
+        assert "links EMULATED: no packets, no protocol headers; bytes carried unknown" in one.facts
+    assert [row[-2:] for row in parts.table[1:]] == [["–", "–"]] * 5
+    assert any(sentence.startswith("Links were emulated: no interface") for sentence in parts.sentences)
+    assert "EMULATED" not in " ".join(sections([real])[0].facts)
+    answers = [[{"seconds": 0.2, "sent": 100, "carried": None}]]
+    assert Trial.of("dense", answers, steps=1) == Trial("dense", (200.0,), None, None, 100.0, None)
 
 
 # --------------------------------------------------------------------------------------------------- record and page

@@ -22,6 +22,7 @@ from thinwire.papers.ef21.sections import EF21_EXPERIMENT, MANY
 from thinwire.report.page import COLOURS, NEUTRAL, Axis, Chart, Section, lines, page_text, write_page
 from thinwire.training import RunRecord, read_records, train
 from thinwire.training.config import comparison
+from thinwire.training.records import Point
 from thinwire.training.sections import BYTES, curves, looks_of, sections, smooth
 from thinwire.training.summary import summarise
 
@@ -184,6 +185,49 @@ def test_text_of_the_record_cannot_become_markup(page: str) -> None:
 def test_runs_of_several_tasks_get_a_section_each(runs: list[RunRecord]) -> None:
     other = dataclasses.replace(runs[0], config=dataclasses.replace(runs[0].config, task="digits"))
     assert render([*runs, other]).count("<h1>") == 2
+
+
+def linked(run: RunRecord, rate: float | None, *courses: tuple[float, float]) -> RunRecord:
+    """The run as if real processes had made it over a link, with test accuracies at those seconds."""
+    points = tuple(Point(place, value, 100, seconds) for place, (seconds, value) in enumerate(courses))
+    config = dataclasses.replace(run.config, engine="ddp", rate=rate)
+    end = {**run.end, "seconds": courses[-1][0], "sent_bytes": 10**6, "values": {"accuracy": courses[-1][1]}}
+    return dataclasses.replace(run, config=config, metrics=points, end=end)
+
+
+def test_over_a_link_time_to_what_dense_reached_is_told(runs: list[RunRecord]) -> None:
+    dense, ours, other = runs[0], runs[2], runs[4]
+    over = [
+        linked(dense, 1e6, (4.0, 0.5), (8.0, 0.795), (12.0, 0.8)),
+        linked(ours, 1e6, (1.0, 0.7), (2.0, 0.793), (3.0, 0.81)),
+        linked(other, 1e6, (1.0, 0.7), (2.0, 0.75), (3.0, 0.76)),
+    ]
+    bare = [linked(dense, None, (1.0, 0.8)), linked(ours, None, (2.0, 0.81))]
+    behind, without = sections([*over, *bare])
+    assert behind.title.endswith("emulated link, 1 Mbit/s")
+    assert without.title.endswith("no link, bare loopback")
+    assert [row[-1] for row in behind.table] == ["time to\ndense", "8.00 s", "2.00 s", "not reached"]
+    assert [row[-3] for row in behind.table] == ["ms\na step", "600", "150", "150"]
+    assert behind.charts[0].title == "Test accuracy against seconds"
+    assert list(behind.charts[0].series[1].x) == [1.0, 2.0, 3.0]
+    (sooner,) = [sentence for sentence in behind.sentences if "came within" in sentence]
+    assert sooner == (
+        f"{ours.config.method} came within 1% of the dense run's last test accuracy after 2.00 s; dense after 8.00 s, "
+        "4.00 times as long."
+    )
+    assert any("Compression paid over this emulated link" in sentence for sentence in behind.sentences)
+    assert any("the dense run's bytes alone take 8.00 s on this link" in sentence for sentence in behind.sentences)
+    assert any("Compression did not pay in wall time here" in sentence for sentence in without.sentences)
+    assert any("emulated link hands out" in note for note in behind.notes)
+
+
+def test_over_a_link_a_loss_is_told_too(runs: list[RunRecord]) -> None:
+    dense = linked(runs[0], 1e6, (4.0, 0.5), (9.0, 0.8))
+    (worse,) = sections([dense, linked(runs[2], 1e6, (4.0, 0.5), (8.5, 0.7))])
+    assert any("Of thinwire's methods none came within 1%" in sentence for sentence in worse.sentences)
+    assert any("whether compression pays" in sentence.lower() for sentence in worse.sentences)
+    (later,) = sections([dense, linked(runs[2], 1e6, (8.0, 0.5), (18.0, 0.8))])
+    assert any("dense after 9.00 s, 0.50 times as long." in sentence for sentence in later.sentences)
 
 
 def test_a_diverged_run_is_drawn_as_far_as_it_got(runs: list[RunRecord]) -> None:

@@ -61,6 +61,12 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"task": "digit"}, "unknown task 'digit'"),
         ({"data": "rows.txt"}, "brings its own data"),
         ({"every": 30}, "(every=30) are trained by real processes; use --engine ddp"),
+        (
+            {"rate": 1e8},
+            "joins real processes; simulated workers share one, which no wire slows down: use --engine ddp",
+        ),
+        ({"rate": -1.0, "engine": "ddp"}, "must be above 0 bits a second, got -1.0; try 1e8"),
+        ({"rate": float("nan"), "engine": "ddp"}, "must be above 0 bits a second"),
         ({"every": -1}, "every must be a whole number from 0"),
         ({"every": 30, "engine": "ddp", "method": "dense"}, "take a rule, not torch's 'dense'"),
     ],
@@ -114,10 +120,15 @@ def test_a_comparison_takes_one_rate_or_one_for_each() -> None:
 
 
 def test_the_demo_gives_all_methods_the_same_budget() -> None:
-    configs = demo_configs(4, "ddp", 300, [0])
-    assert [config.method for config in configs][:4] == ["dense", "fp16", RULE, "ef21sgdm(topk(0.01))"]
-    assert len(configs) == 5
-    assert len({dataclasses.replace(config, method="dense") for config in configs}) == 1
+    ours = "memadam(topk(0.01, values=exponent4))"
+    configs = demo_configs(4, "ddp", 300, [0], 1e8)
+    assert [(config.method, config.rate) for config in configs] == [
+        *((method, 1e8) for method in ("dense", "fp16", "powersgd", ours)),
+        *((method, None) for method in ("dense", "fp16", ours)),
+    ]
+    assert {config.optimizer for config in configs if config.method != ours} == {"adamw"}
+    assert len({dataclasses.replace(c, method="dense", optimizer="sgd", rate=None) for c in configs}) == 1
+    assert [config.method for config in demo_configs(4, "sim", 300, [0])] == ["dense", "fp16", ours]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

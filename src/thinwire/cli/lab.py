@@ -47,6 +47,9 @@ def lab(
         float | None, optional("--replay", help="Milliseconds that hosts sleep in place of computing.")
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for each other.")] = 300.0,
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="Plain processes behind emulated links: no root, no packets.")
+    ] = False,
     out: options.Out = None,
     page: options.Page = None,
     force: options.Force = False,
@@ -56,12 +59,15 @@ def lab(
     """Time methods on hosts of this machine whose wires have any rate: what pays, what does not, and where steps go.
 
     Every host is a network namespace with a wire to a bridge, shaped both ways by `tc`; all is gone afterwards. It
-    takes root. No exchange at all, DDP in float32, torch's fp16 hook and its PowerSGD are always measured too, by
-    turns. With --replay hosts sleep in place of computing, so that more of them fit on few cores.
+    takes root. With --emulated hosts are plain processes behind emulated links, which takes none. No exchange at all,
+    DDP in float32, torch's fp16 hook and its PowerSGD are always measured too, by turns. With --replay hosts sleep in
+    place of computing, so that more of them fit on few cores.
 
     **Examples**
 
       thinwire lab --hosts 4 --rate 100mbit,1gbit,none
+
+      thinwire lab --emulated --rate 100mbit
 
       thinwire lab --hosts 8 --rate 50mbit --replay 30 --methods "memsgd(topk(0.001)); powersgd4" --page lab.html
     """
@@ -76,6 +82,7 @@ def lab(
         data=None if data is None else str(data),
         replay=replay,
         timeout=timeout,
+        emulated=emulated,
     )
     check_command(check_task(task).packages, page=page)
     record = record_path(out, LAB)

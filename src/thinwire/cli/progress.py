@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 
 from thinwire.cli.console import say
+from thinwire.link import show_rate
 from thinwire.training.formatting import plural, show_bytes, show_seconds, show_value, times_fewer
 from thinwire.training.recorder import Listener
 
@@ -58,7 +59,8 @@ def _columns(width: int) -> Iterator[ProgressColumn]:
 
 def _title(line: Mapping[str, Any]) -> str:
     config = line["config"]
-    return f"{config['method']} · seed {config['seed']}"
+    link = f" · {show_rate(config['rate'])}" if config.get("rate") else ""
+    return f"{config['method']}{link} · seed {config['seed']}"
 
 
 def _result(run: Mapping[str, Any], line: Mapping[str, Any]) -> str:

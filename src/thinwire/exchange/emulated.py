@@ -80,9 +80,7 @@ class Link:
 
 def _checked(way: str, rate: float | None) -> float | None:
     if rate is not None and not 0 < rate < math.inf:
-        raise ConfigError(
-            f"the rate {way} must be finite and above 0 bits a second, got {rate}; 1e8 is 100mbit"
-        )
+        raise ConfigError(f"the rate {way} must be finite and above 0 bits a second, got {rate}; 1e8 is 100mbit")
     return rate
 
 

@@ -25,8 +25,8 @@ class Trial:
     """Medians over rounds of the hosts' mean; None where they cannot be told apart."""
     sent: float
     """By the account: the ledger, or a ring all-reduce's formula."""
-    carried: float
-    """By the interface's own counter, packet headers and acknowledgements included."""
+    carried: float | None
+    """By the interface's own counter, packet headers and acknowledgements included; None: on no interface."""
 
     @staticmethod
     def of(method: str, rounds: Sequence[Sequence[Mapping[str, float]]], steps: int) -> Trial:
@@ -42,10 +42,7 @@ class Trial:
             tuple(round(max(host["seconds"] for host in hosts) * a_step, 4) for hosts in rounds),
             parts.get("encode"),
             parts.get("decode"),
-            *(
-                statistics.fmean(host[what] for hosts in rounds for host in hosts) / steps
-                for what in ("sent", "carried")
-            ),
+            *(_a_step(what, rounds, steps) for what in ("sent", "carried")),
         )
 
     @property
@@ -60,6 +57,12 @@ class Trial:
         )
 
 
+def _a_step(what: str, rounds: Sequence[Sequence[Mapping[str, Any]]], steps: int) -> Any:
+    """Bytes of a host's step, on average; None where no host counts them."""
+    counted = [host[what] for hosts in rounds for host in hosts if host[what] is not None]
+    return statistics.fmean(counted) / steps if counted else None
+
+
 @dataclass(frozen=True)
 class Block:
     """All methods at one rate, measured by turns."""
@@ -72,12 +75,14 @@ class Block:
     replay: float | None
     cable: Cable
     trials: tuple[Trial, ...]
+    emulated: bool = False
 
     @staticmethod
     def of(setting: LabSetting, cable: Cable, parameters: int, trials: tuple[Trial, ...]) -> Block:
         """Of a setting that was measured."""
         batch = setting.config(DENSE).batch
-        return Block(setting.hosts, setting.task, parameters, batch, setting.steps, setting.replay, cable, trials)
+        asked = (setting.hosts, setting.task, parameters, batch, setting.steps, setting.replay)
+        return Block(*asked, cable, trials, setting.emulated)
 
     def trial(self, method: str) -> Trial:
         """Of a method."""

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from thinwire.exchange import Link
 from thinwire.lab.contender import Contender
 from thinwire.lab.namespaces import address, carried, enter
 from thinwire.lab.setting import LabSetting
@@ -49,19 +50,30 @@ def orders() -> Orders:
 def serve(job: Mapping[str, Any], take: Orders, answer: Callable[[dict[str, Any]], None]) -> None:
     """Join the others, prepare every method, and take turns for ever."""
     setting, rank = LabSetting.of_plain(job["setting"]), int(job["rank"])
-    enter(job["namespace"])
-    limit, place = timedelta(seconds=setting.timeout), f"tcp://{address(0)}:{PORT}"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=setting.hosts, timeout=limit)
+    limit = timedelta(seconds=setting.timeout)
+    dist.init_process_group("gloo", init_method=_place(job), rank=rank, world_size=setting.hosts, timeout=limit)
     task = load_task(setting.task, setting.data)
-    contenders = {method: Contender(method, setting, task, rank) for method in setting.methods}
+    link = Link(None) if setting.emulated else None
+    contenders = {method: Contender(method, setting, task, rank, link) for method in setting.methods}
     dist.barrier()
     answer({"ready": True})
     while True:
         order = take()
-        answer(turn(contenders[order["method"]], order["steps"], order["before"]))
+        if link is not None:
+            link.shape(*order["rates"])
+        answer(turn(contenders[order["method"]], order["steps"], order["before"], counts=link is None))
 
 
-def turn(contender: Contender, steps: int, before: int) -> dict[str, Any]:
+def _place(job: Mapping[str, Any]) -> str:
+    """Where ranks meet: in a network of their own, or where links are emulated, by a file of this machine."""
+    if job["namespace"] is None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return f"file://{job['meeting']}"
+    enter(job["namespace"])
+    return f"tcp://{address(0)}:{PORT}"
+
+
+def turn(contender: Contender, steps: int, before: int, *, counts: bool = True) -> dict[str, Any]:
     """So many steps after some that are not measured; seconds and bytes of all, by account and by the interface.
 
     A turn's bytes are counted from one barrier to the next: those of the barriers themselves are among them.
@@ -69,14 +81,15 @@ def turn(contender: Contender, steps: int, before: int) -> dict[str, Any]:
     for _ in range(before):
         contender.step()
     dist.barrier()
-    sent, on_wire, parts = contender.sent(), _carried(), dict(contender.seconds)
+    sent, on_wire, parts = contender.sent(), _carried() if counts else 0, dict(contender.seconds)
     start = time.perf_counter()
     for _ in range(steps):
         contender.step()
     seconds = time.perf_counter() - start
     dist.barrier()
     spent = {part: now - parts[part] for part, now in contender.seconds.items()} if contender.has_parts else {}
-    return {"seconds": seconds, "sent": contender.sent() - sent, "carried": _carried() - on_wire, **spent}
+    passed = _carried() - on_wire if counts else None
+    return {"seconds": seconds, "sent": contender.sent() - sent, "carried": passed, **spent}
 
 
 def _carried() -> int:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -42,17 +42,37 @@ def measure(setting: LabSetting, keep: Callable[[Block], None], tell: Callable[[
     of each turn that was taken."""
     check_machine(setting)
     numel = check_fit(setting, load_task(setting.task, setting.data))
-    sweep()
-    with _ending_in_order(), network(setting.hosts) as net:
+    if not setting.emulated:
+        sweep()
+    with _ending_in_order(), _network(setting) as net:
         for cable in (*setting.cables, Cable(None, None)):
             net.shape(cable)  # what the kernel cannot do is found before any host starts
         with Hosts(setting, net) as hosts:
             _take_turns(setting, net, hosts, numel, keep, tell)
 
 
+def _network(setting: LabSetting) -> AbstractContextManager[Namespaces | Emulation]:
+    return nullcontext(Emulation()) if setting.emulated else network(setting.hosts)
+
+
+@final
+class Emulation:
+    """In place of a network: the rates that hosts are told with each turn, for their emulated links."""
+
+    def __init__(self) -> None:
+        self.rates: tuple[float | None, float | None] = (None, None)
+
+    def of(self, rank: int) -> None:
+        """No namespace is a host's own."""
+
+    def shape(self, cable: Cable) -> None:
+        """Give every host's link these rates, from the next turn on."""
+        self.rates = (cable.up, cable.down)
+
+
 def _take_turns(
     setting: LabSetting,
-    net: Namespaces,
+    net: Namespaces | Emulation,
     hosts: Hosts,
     numel: int,
     keep: Callable[[Block], None],
@@ -109,7 +129,7 @@ def _ending_in_order() -> Iterator[None]:
 class Hosts:
     """One process for each rank. They end with the block, and with this process."""
 
-    def __init__(self, setting: LabSetting, net: Namespaces) -> None:
+    def __init__(self, setting: LabSetting, net: Namespaces | Emulation) -> None:
         self._setting, self._net = setting, net
         self._stack = ExitStack()
         self.processes: list[subprocess.Popen[str]] = []
@@ -137,7 +157,8 @@ class Hosts:
             )  # fmt: skip
         self.processes.append(process)
         setting, plugins = self._setting.plain(), list(map(str, LOADED))
-        self._say(rank, {"setting": setting, "rank": rank, "namespace": self._net.of(rank), "plugins": plugins})
+        place = {"namespace": self._net.of(rank), "meeting": str(self._folder / "meeting")}
+        self._say(rank, {"setting": setting, "rank": rank, "plugins": plugins, **place})
 
     def _end(self) -> None:
         for process in self.processes:
@@ -153,8 +174,9 @@ class Hosts:
 
     def turn(self, method: str, steps: int, before: int) -> list[Answer]:
         """So many measured steps of a method, after some that are not; every host's figures."""
+        rates = self._net.rates if isinstance(self._net, Emulation) else None
         for rank in range(self._setting.hosts):
-            self._say(rank, {"method": method, "steps": steps, "before": before})
+            self._say(rank, {"method": method, "steps": steps, "before": before, "rates": rates})
         return self.answers()
 
     def _say(self, rank: int, order: Answer) -> None:

@@ -30,11 +30,13 @@ def check_machine(setting: LabSetting) -> None:
     """Refuse a machine that cannot hold a laboratory."""
     if sys.platform != "linux":
         raise ConfigError(f"thinwire lab is made of Linux network namespaces, and this is {sys.platform}: run it there")
+    if setting.emulated:
+        return
     if os.geteuid() != 0:
         raise ConfigError(
             f"thinwire lab makes network namespaces, which root alone may; this is user {os.geteuid()}. Run it as "
-            "root: sudo env PATH=$PATH thinwire lab ...; without root, `thinwire bench step` times the methods on the "
-            "loopback"
+            "root: sudo env PATH=$PATH thinwire lab ...; without root, --emulated joins plain processes by emulated "
+            "links, and `thinwire bench step` times the methods on the loopback"
         )
     shaped = any(cable.slowest is not None for cable in setting.cables)
     missing = [name for name in ("ip", *(["tc"] if shaped else [])) if shutil.which(name) is None]

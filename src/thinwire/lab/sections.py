@@ -11,6 +11,7 @@ from thinwire.report.record_file import Experiment, one_line_each
 from thinwire.training.formatting import NOTHING, plural, show_bytes, show_count
 
 LAB = "lab"
+EMULATED = "links EMULATED: no packets, no protocol headers; bytes carried unknown"
 NOTES = (
     "ms a step: the median over rounds of the host that was last, and the least and the most of the rounds.",
     f"Compute is the step of {ALONE!r}, which exchanges nothing. Encode and decode are measured in thinwire's hook; "
@@ -30,7 +31,7 @@ def sections(blocks: Sequence[Block]) -> list[Section]:
 def _settings(blocks: Sequence[Block]) -> list[list[Block]]:
     groups: dict[object, list[Block]] = {}
     for block in blocks:
-        key = (block.hosts, block.task, block.batch, block.parameters, block.replay)
+        key = (block.hosts, block.task, block.batch, block.parameters, block.replay, block.emulated)
         groups.setdefault(key, []).append(block)
     return list(groups.values())
 
@@ -49,6 +50,7 @@ def _facts(block: Block) -> list[str]:
         f"{block.parameters:,} parameters",
         *computing,
         *([] if computing else [f"{plural(block.batch, 'sample')} a host and step"]),
+        *([EMULATED] if block.emulated else []),
     ]
 
 
@@ -148,8 +150,8 @@ def _parts(block: Block) -> Columns:
         "encode": lambda trial: NOTHING if trial.encode_ms is None else show_ms(trial.encode_ms),
         "wire +\nwaiting": lambda trial: NOTHING if trial.method == ALONE else show_ms(block.rest(trial)),
         "decode": lambda trial: NOTHING if trial.decode_ms is None else show_ms(trial.decode_ms),
-        "bytes\ncarried": lambda trial: show_bytes(trial.carried),
-        "/\ncounted": lambda trial: f"{trial.carried / trial.sent:.3f}" if trial.sent else NOTHING,
+        "bytes\ncarried": lambda trial: NOTHING if trial.carried is None else show_bytes(trial.carried),
+        "/\ncounted": lambda trial: f"{trial.carried / trial.sent:.3f}" if trial.sent and trial.carried else NOTHING,
     }
 
 
@@ -211,9 +213,11 @@ def _wire(block: Block) -> str:
 
 
 def _bytes(block: Block) -> str:
-    booked = [trial for trial in block.rivals if trial.sent]
-    ratios = [trial.carried / trial.sent for trial in booked]
-    more = max(trial.carried - trial.sent for trial in booked)
+    booked = [(trial.carried, trial.sent) for trial in block.rivals if trial.sent and trial.carried is not None]
+    if not booked:
+        return "Links were emulated: no interface carried these bytes, and a real wire takes headers and losses beside."
+    ratios = [carried / sent for carried, sent in booked]
+    more = max(carried - sent for carried, sent in booked)
     return (
         f"The interfaces carried {min(ratios):.3f} to {max(ratios):.3f} times the bytes that were counted, at most "
         f"{show_bytes(more)} a step more: headers and acknowledgements, which weigh most where messages are small."

@@ -138,6 +138,8 @@ class LabSetting:
     """Milliseconds that hosts sleep in place of computing; None: they compute."""
     timeout: float = 300.0
     """Seconds that ranks wait for each other."""
+    emulated: bool = False
+    """Plain processes behind emulated links, in place of namespaces behind wires that `tc` shapes."""
 
     def __post_init__(self) -> None:
         check_task(self.task, self.data)

@@ -6,17 +6,21 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from thinwire.link import seconds_on, show_rate
 from thinwire.report.page import Axis, Chart, Look, Section, Series, looks, section_for_each
 from thinwire.report.record_file import TRAINING, Experiment
-from thinwire.training.config import TORCH_METHODS
+from thinwire.training.config import TORCH_METHODS, RunConfig
 from thinwire.training.formatting import (
     NOTHING,
     metric_name,
     plural,
     show_bytes,
+    show_count,
     show_fewer,
     show_metric,
     show_seconds,
@@ -27,6 +31,11 @@ from thinwire.training.records import Point, RunRecord, runs_of_lines
 from thinwire.training.summary import Row, summarise
 
 NOTES = ("Wall time is the time of training steps on rank 0; bytes are what leaves one worker.",)
+LINK_NOTES = (
+    "An emulated link hands out what a collective gives no sooner than a link of that rate would have carried its "
+    "bytes, first in, first out: real processes, real collectives, but no packets, no headers and no losses. Time to "
+    "dense: seconds until the test metric was first within 1 % of the dense run's last.",
+)
 BYTES = Axis("bytes sent by a worker", log=True, unit="B")
 STEPS = Axis("steps", zero=True, noun="steps")
 SECONDS = Axis("seconds", zero=True, noun="seconds")
@@ -38,23 +47,41 @@ SMOOTH_SHARE = 0.08
 
 
 def sections(runs: Sequence[RunRecord]) -> list[Section]:
-    """A section for each task and its data."""
-    return section_for_each(runs, lambda run: (run.config.task, run.config.data), _section)
+    """A section for each task, its data, and the emulated link between the workers."""
+    linked = any(run.config.rate is not None for run in runs)
+    key = attrgetter("config.task", "config.data", "config.rate")
+    return section_for_each(runs, key, partial(_section, linked))
 
 
-def _section(runs: Sequence[RunRecord]) -> Section:
-    rows, data = summarise(runs), runs[0].config.data
-    columns, styles = _columns(rows), looks_of(rows)
+def _section(linked: bool, runs: Sequence[RunRecord]) -> Section:
+    """Of runs behind one link, or of none; `linked` says whether there is a link in any of the page's."""
+    rows = summarise(runs)
+    columns, styles = _timed_columns(rows) if linked else _columns(rows), looks_of(rows)
+    labels = [row.label for row in rows]
     return Section(
-        title=runs[0].config.task + (f" · {Path(data).name}" if data else ""),
+        title=" · ".join(_title(runs[0].config, linked)),
         facts=_facts(rows),
         sentences=verdict(rows),
         table=[list(columns), *([cell(row) for cell in columns.values()] for row in rows)],
-        charts=charts(rows, styles, [row.label for row in rows]),
+        charts=[*([race(rows, styles, labels)] if linked else []), *charts(rows, styles, labels)],
         looks=styles,
         provenance=origins(runs),
-        notes=NOTES,
+        notes=[*NOTES, *LINK_NOTES] if linked else NOTES,
     )
+
+
+def _title(config: RunConfig, linked: bool) -> list[str]:
+    data = [Path(config.data).name] if config.data else []
+    return [config.task, *data, *([link_words(config.rate)] if linked else [])]
+
+
+def link_words(rate: float | None) -> str:
+    """What joins the workers.
+
+    >>> link_words(1e8), link_words(None)
+    ('emulated link, 100 Mbit/s', 'no link, bare loopback')
+    """
+    return "no link, bare loopback" if rate is None else f"emulated link, {show_rate(rate)}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- table
@@ -104,6 +131,46 @@ def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     }
 
 
+def _timed_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """The same where time is what is asked for: of a step, of the run, and until the dense run's metric is reached."""
+    columns = _columns(rows)
+    for left_out in ("test\naccuracy", "fewer bytes\nthan fp16"):
+        if left_out != metric_name(rows[0]).replace(" ", "\n", 1):
+            columns.pop(left_out, None)
+    wall = columns.pop("wall\ntime")
+    goal = _goal(rows)
+    return columns | {
+        "ms\na step": lambda row: f"{1e3 * row.seconds.mean / row.config.steps:.0f}" if row.seconds else NOTHING,
+        "wall\ntime": wall,
+        "time to\ndense": lambda row: NOTHING if goal is None else _show_reached(reached(row, goal)),
+    }
+
+
+def _show_reached(seconds: float | None) -> str:
+    return "not reached" if seconds is None else show_seconds(seconds)
+
+
+def _goal(rows: Sequence[Row]) -> float | None:
+    """The last test metric of dense training: a mean over its seeds."""
+    dense = _dense(rows)
+    return None if dense is None or dense.metric is None else dense.metric.mean
+
+
+def _dense(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.config.method == "dense" and not row.cut_off), None)
+
+
+def reached(row: Row, goal: float) -> float | None:
+    """Seconds of training steps until the test metric is first near a goal, a mean over seeds; None if any is not."""
+    higher = bool(row.runs[0].task["higher_is_better"])
+    first = [
+        next((point.seconds for point in run.metrics if is_near(point.value, goal, higher=higher)), None)
+        for run in row.runs
+    ]
+    found = [seconds for seconds in first if seconds is not None]
+    return statistics.fmean(found) if len(found) == len(first) else None
+
+
 def origins(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
     """Where each run comes from, as the foot of a section tells it."""
     return [_origin(run) for run in runs]
@@ -112,12 +179,29 @@ def origins(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
 def _origin(run: RunRecord) -> dict[str, str]:
     about = {"config": run.config.asdict(), "task": run.task, "provenance": run.provenance, "end": run.end}
     return {
-        "title": f"{run.config.method} · seed {run.config.seed}",
+        "title": " · ".join([run.config.method, *_link(run.config), f"seed {run.config.seed}"]),
         "json": json.dumps(about, indent=2, ensure_ascii=False),
     }
 
 
+def _link(config: RunConfig) -> list[str]:
+    return [] if config.rate is None else [link_words(config.rate)]
+
+
 # --------------------------------------------------------------------------------------------------------------- charts
+
+
+def race(rows: Sequence[Row], looks: Sequence[Look], labels: Sequence[str]) -> Chart:
+    """The test metric against seconds."""
+    name, task = metric_name(rows[0]), rows[0].runs[0].task
+    courses = [curves(row)["metric"] for row in rows]
+    series = [
+        Series(label, course["seconds"], course["mean"], look, course["low"], course["high"])
+        for label, course, look in zip(labels, courses, looks, strict=True)
+    ]
+    y = Axis("", log=not task["percent"], percent=task["percent"])
+    note = f"{link_words(rows[0].config.rate)}; time in training steps, on data that training never sees"
+    return Chart(f"{name[0].upper()}{name[1:]} against seconds", note, SECONDS, y, series)
 
 
 def charts(rows: Sequence[Row], looks: Sequence[Look], labels: Sequence[str]) -> list[Chart]:
@@ -193,11 +277,12 @@ def smooth(values: Sequence[float], share: float) -> list[float]:
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count."""
     whole = [row for row in rows if not row.cut_off]
-    dense = next((row for row in whole if row.config.method == "dense"), None)
+    dense = _dense(whole)
     ours = [row for row in whole if row.config.method not in TORCH_METHODS]
     found = [_warm_up(whole)]
     if dense is not None and not dense.diverged and ours and dense.config.workers > 1:
-        found = [_saving(dense, ours), _time(dense, ours), *found]
+        race = [] if dense.config.rate is None else [_sooner(dense, whole)]
+        found = [_saving(dense, ours), *race, _time(dense, ours), *found]
     return [sentence for sentence in found if sentence]
 
 
@@ -233,9 +318,40 @@ def _saving(dense: Row, ours: Sequence[Row]) -> str | None:
 def _is_near(row: Row, dense: Row) -> bool:
     if row.metric is None or dense.metric is None or row.diverged:
         return False
-    gap = dense.metric.mean - row.metric.mean
-    gap = gap if row.runs[0].task["higher_is_better"] else -gap
-    return gap <= NEAR * abs(dense.metric.mean)
+    return is_near(row.metric.mean, dense.metric.mean, higher=bool(row.runs[0].task["higher_is_better"]))
+
+
+def is_near(value: float | None, goal: float, *, higher: bool) -> bool:
+    """Whether a metric is as good as a goal, or within a share of it.
+
+    >>> is_near(3.43, 3.4, higher=False), is_near(0.95, 0.97, higher=True), is_near(None, 1.0, higher=True)
+    (True, False, False)
+    """
+    if value is None:
+        return False
+    return (goal - value if higher else value - goal) <= NEAR * abs(goal)
+
+
+def _sooner(dense: Row, rows: Sequence[Row]) -> str | None:
+    """Who reached the dense run's metric first, beside dense itself and torch's best."""
+    goal = _goal([dense])
+    if goal is None:
+        return None
+    times = {row: seconds for row in rows if not row.diverged and (seconds := reached(row, goal)) is not None}
+    ours = [row for row in times if row.config.method not in TORCH_METHODS]
+    if dense not in times:
+        return None
+    what = f"within {NEAR:.0%} of the dense run's last {metric_name(dense)}"
+    if not ours:
+        return f"Of thinwire's methods none came {what} over this link; dense needed {show_seconds(times[dense])}."
+    best = min(ours, key=lambda row: times[row])
+    hooks = [row for row in times if row.config.method in TORCH_METHODS and row is not dense]
+    beside = [dense, *([min(hooks, key=lambda row: times[row])] if hooks else [])]
+    compared = "; ".join(
+        f"{row.label} after {show_seconds(times[row])}, {show_count(times[row] / times[best])} times as long"
+        for row in beside
+    )
+    return f"{best.label} came {what} after {show_seconds(times[best])}; {compared}."
 
 
 def _time(dense: Row, ours: Sequence[Row]) -> str | None:
@@ -246,6 +362,8 @@ def _time(dense: Row, ours: Sequence[Row]) -> str | None:
     fastest = min(timed, key=lambda row: row.seconds.mean if row.seconds else 0.0)
     assert fastest.seconds is not None
     figures = f"{fastest.label} {show_seconds(fastest.seconds.mean)}, dense {show_seconds(dense.seconds.mean)}"
+    if dense.config.rate is not None and dense.sent_bytes is not None:
+        return _time_over(dense.config.rate, dense.sent_bytes.mean, fastest.seconds.mean, figures)
     if dense.config.engine == "sim":
         return f"Workers were simulated, so times say nothing about a network: {figures}."
     if fastest.seconds.mean >= dense.seconds.mean:
@@ -256,6 +374,14 @@ def _time(dense: Row, ours: Sequence[Row]) -> str | None:
     if _apart(fastest, dense):
         return f"Compression paid in wall time here: {figures}, and every seed was faster than every dense one."
     return f"Whether compression pays in wall time is not settled: {figures}; more seeds on a quiet machine would tell."
+
+
+def _time_over(rate: float, dense_sent: float, fastest: float, figures: str) -> str:
+    """Whether it was faster than the dense run's bytes alone are carried: then it was no noise of the machine."""
+    least = f"the dense run's bytes alone take {show_seconds(seconds_on(rate, dense_sent))} on this link"
+    if fastest < seconds_on(rate, dense_sent):
+        return f"Compression paid over this emulated link: {figures}; {least}."
+    return f"Whether compression pays over this emulated link is not settled: {figures}; {least}."
 
 
 def _apart(fast: Row, slow: Row) -> bool:
