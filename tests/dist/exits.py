@@ -1,9 +1,10 @@
 """Ranks that end right after their last step, while gloo's threads get no time to let go of what they hold.
 
-    python -m tests.dist.exits TRIALS
+    python -m tests.dist.exits TRIALS [HOW]
 
-Prints how often each exit status occurred. Everything is forked from one process that has imported torch; each rank
-shuts its interpreter down as a program of a user's does.
+HOW is `wire` (a method as it is, the default), `emulated` (behind a link) or `dense` (DDP, behind one). Prints how
+often each exit status occurred. Everything is forked from one process that has imported torch; each rank shuts its
+interpreter down as a program of a user's does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tests.faults import warm  # noqa: F401  (kernels are loaded once, before an
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire.exchange import Group, Link, emulated
+from thinwire.training.torch_hooks import register
 
 RANKS, STEPS = 2, 3
 
@@ -35,14 +38,22 @@ def starve_other_threads() -> None:
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
-def train(rank: int, store: str) -> None:
+def attach(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, how: str) -> None:
+    link = None if how == "wire" else Link(1e7)
+    if how == "dense":
+        register(ddp, how, link)
+    else:
+        thinwire.attach(ddp, "memsgd(topk(0.1))", optimizer, exchange=emulated(Group(), link))
+
+
+def train(rank: int, store: str, how: str) -> None:
     """A few steps, the last one with starved threads; DDP still holds the group when it is destroyed."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
     ddp = DistributedDataParallel(torch.nn.Linear(8, 2))
     globals()["alive"] = ddp  # until the interpreter's end, as in a script
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    thinwire.attach(ddp, "memsgd(topk(0.1))", optimizer)
+    attach(ddp, optimizer, how)
     for step in range(STEPS):
         if step == STEPS - 1:
             starve_other_threads()
@@ -51,14 +62,14 @@ def train(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-def main(trials: int) -> None:
+def main(trials: int, how: str = "wire") -> None:
     statuses: Counter[int] = Counter()
     for _ in range(trials):
         store, children = tempfile.mktemp(), []
         for rank in range(RANKS):
             child = os.fork()
             if child == 0:
-                return train(rank, store)  # and out of the interpreter, by its whole shutdown
+                return train(rank, store, how)  # and out of the interpreter, by its whole shutdown
             children.append(child)
         statuses.update(os.waitpid(child, 0)[1] for child in children)
     print(json.dumps(statuses))
@@ -66,4 +77,4 @@ def main(trials: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])
