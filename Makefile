@@ -20,7 +20,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.installed-demo  ## train with 4 real workers under five methods; prints a table, writes a report page
+demo: $(VENV)/.installed-demo  ## train with 4 real workers behind emulated links; prints tables, writes a report page
 	$(BIN)/thinwire demo
 
 test: $(VENV)/.installed-dev  ## the tests: seven to nine minutes on two cores

@@ -17,7 +17,7 @@ from thinwire.report.page import NEUTRAL, Axis, Chart, Section
 
 HERE = Path(__file__).parent
 FIGURES: dict[str, tuple[str, str, str]] = {
-    "demo": ("demo.jsonl", "digits", "Training loss against bytes"),
+    "demo": ("demo.jsonl", "emulated link", "against seconds"),
     "ef21-tuned": ("ef21-a9a.jsonl", "Tuned methods", "against bits"),
     "ef21-text": ("ef21-text.jsonl", "text", "Training loss against bytes"),
     "memsgd-theory": ("memsgd.jsonl", "figure 2) · reuters", "As theory has it"),
