@@ -127,7 +127,10 @@ def test_the_demo_gives_all_methods_the_same_budget() -> None:
         *((method, None) for method in ("dense", "fp16", ours)),
     ]
     assert {config.optimizer for config in configs if config.method != ours} == {"adamw"}
-    assert len({dataclasses.replace(c, method="dense", optimizer="sgd", rate=None) for c in configs}) == 1
+    same = {"method": "dense", "optimizer": "sgd", "rate": None}
+    assert len({dataclasses.replace(config, **same) for config in configs[:4]}) == 1
+    assert {(config.steps, config.evaluations) for config in configs[4:]} == {(40, 1)}
+    assert {config.steps for config in demo_configs(4, "ddp", 20, [0], 1e8)} == {20}
     assert [config.method for config in demo_configs(4, "sim", 300, [0])] == ["dense", "fp16", ours]
 
 

@@ -61,9 +61,12 @@ def _section(linked: bool, runs: Sequence[RunRecord]) -> Section:
     return Section(
         title=" · ".join(_title(runs[0].config, linked)),
         facts=_facts(rows),
-        sentences=verdict(rows),
+        sentences=verdict(rows, timed=linked),
         table=[list(columns), *([cell(row) for cell in columns.values()] for row in rows)],
-        charts=[*([race(rows, styles, labels)] if linked else []), *charts(rows, styles, labels)],
+        charts=[
+            *([race(rows, styles, labels)] if runs[0].config.rate is not None else []),
+            *charts(rows, styles, labels),
+        ],
         looks=styles,
         provenance=origins(runs),
         notes=[*NOTES, *LINK_NOTES] if linked else NOTES,
@@ -139,11 +142,13 @@ def _timed_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
             columns.pop(left_out, None)
     wall = columns.pop("wall\ntime")
     goal = _goal(rows)
-    return columns | {
+    columns |= {
         "ms\na step": lambda row: f"{1e3 * row.seconds.mean / row.config.steps:.0f}" if row.seconds else NOTHING,
         "wall\ntime": wall,
-        "time to\ndense": lambda row: NOTHING if goal is None else _show_reached(reached(row, goal)),
     }
+    if goal is not None and rows[0].config.rate is not None:
+        columns["time to\ndense"] = lambda row: _show_reached(reached(row, goal))
+    return columns
 
 
 def _show_reached(seconds: float | None) -> str:
@@ -274,15 +279,19 @@ def smooth(values: Sequence[float], share: float) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- verdict
 
 
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count."""
+def verdict(rows: Sequence[Row], *, timed: bool = False) -> list[str]:
+    """Sentences about the rows of one task: against its `dense` row, if there is one, and what times do not count.
+
+    `timed`: the rows stand beside others behind a link, so that without one only their times are of interest.
+    """
     whole = [row for row in rows if not row.cut_off]
     dense = _dense(whole)
     ours = [row for row in whole if row.config.method not in TORCH_METHODS]
     found = [_warm_up(whole)]
     if dense is not None and not dense.diverged and ours and dense.config.workers > 1:
-        race = [] if dense.config.rate is None else [_sooner(dense, whole)]
-        found = [_saving(dense, ours), *race, _time(dense, ours), *found]
+        bare = dense.config.rate is None
+        saved = [] if timed and bare else [_saving(dense, ours)]
+        found = [*saved, *([] if bare else [_sooner(dense, whole)]), _time(dense, ours), *found]
     return [sentence for sentence in found if sentence]
 
 
