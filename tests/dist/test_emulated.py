@@ -19,7 +19,8 @@ from thinwire.exchange import Group, Link, allreduce_bytes, emulated
 from thinwire.lab.block import Block
 from thinwire.lab.laboratory import measure
 from thinwire.lab.setting import Cable, LabSetting, cables
-from thinwire.training.config import TORCH_METHODS
+from thinwire.training import train as launch
+from thinwire.training.config import TORCH_METHODS, RunConfig
 from thinwire.training.torch_hooks import powersgd_state, register
 
 pytestmark = pytest.mark.dist
@@ -69,6 +70,23 @@ def test_parameters_are_those_of_the_run_without_a_link_bit_for_bit(size: int, t
             if method in ("dense", "fp16"):
                 nbytes = numel * TORCH_METHODS[method].dtype.itemsize
                 assert seconds >= STEPS * 8 * (allreduce_bytes(nbytes, size) - 2 * size) / RATE, method
+
+
+def test_a_launch_trains_behind_links_and_its_record_says_so(tmp_path: Path) -> None:
+    methods = [("dense", 0), ("powersgd", 0), (RULES[0], 0), (RULES[0], 2)]
+    settings: dict[str, Any] = {"engine": "ddp", "workers": 2, "steps": 3, "evaluations": 1}
+    configs = [
+        RunConfig.of("digits", method, every=every, rate=rate, **settings)
+        for method, every in methods
+        for rate in (None, 5e6)
+    ]
+    runs = launch(configs, tmp_path / "r.jsonl")
+    assert [run.config.rate for run in runs] == [None, 5e6] * len(methods)
+    for without, behind in zip(runs[::2], runs[1::2], strict=True):
+        assert without.end["values"] == behind.end["values"], behind.config.method
+        assert without.end["sent_bytes"] == behind.end["sent_bytes"]
+    dense = runs[1].end
+    assert dense["seconds"] >= 8 * 0.99 * dense["sent_bytes"] / 5e6
 
 
 def test_a_laboratory_without_root_takes_its_turns() -> None:

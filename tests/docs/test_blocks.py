@@ -12,6 +12,7 @@ import pytest
 from tests.forks import run_script
 
 import thinwire
+from thinwire.papers import read_sections
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,6 +53,18 @@ def test_the_readme_has_its_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     assert "make demo" in readme
     assert "make test" in readme
+
+
+def test_the_readme_shows_its_demo_as_the_record_has_it() -> None:
+    """Rows of its tables, and the sentences below them."""
+    readme = (ROOT / "README.md").read_text()
+    words = " ".join(readme.split())
+    sections, _ = read_sections([ROOT / "docs" / "records" / "demo.jsonl"])
+    for section in sections:
+        for row in section.table[1:]:
+            assert re.search(r" +".join(map(re.escape, row)), readme), row
+        for sentence in section.sentences:
+            assert " ".join(sentence.split()) in words
 
 
 def public_names() -> list[str]:
