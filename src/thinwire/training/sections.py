@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +286,7 @@ def verdict(rows: Sequence[Row], *, timed: bool = False) -> list[str]:
     """
     whole = [row for row in rows if not row.cut_off]
     dense = _dense(whole)
-    ours = [row for row in whole if row.config.method not in TORCH_METHODS]
+    ours = [row for row in whole if _is_ours(row)]
     found = [_warm_up(whole)]
     if dense is not None and not dense.diverged and ours and dense.config.workers > 1:
         bare = dense.config.rate is None
@@ -346,21 +346,31 @@ def _sooner(dense: Row, rows: Sequence[Row]) -> str | None:
     goal = _goal([dense])
     if goal is None:
         return None
-    times = {row: seconds for row in rows if not row.diverged and (seconds := reached(row, goal)) is not None}
-    ours = [row for row in times if row.config.method not in TORCH_METHODS]
-    if dense not in times:
+    times = [(seconds, row) for row in rows if not row.diverged and (seconds := reached(row, goal)) is not None]
+    ours, hooks, theirs = (
+        sorted((each for each in times if kind(each[1])), key=itemgetter(0))
+        for kind in (_is_ours, _is_hook, lambda row: row is dense)
+    )
+    if not theirs:
         return None
     what = f"within {NEAR:.0%} of the dense run's last {metric_name(dense)}"
     if not ours:
-        return f"Of thinwire's methods none came {what} over this link; dense needed {show_seconds(times[dense])}."
-    best = min(ours, key=lambda row: times[row])
-    hooks = [row for row in times if row.config.method in TORCH_METHODS and row is not dense]
-    beside = [dense, *([min(hooks, key=lambda row: times[row])] if hooks else [])]
+        return f"Of thinwire's methods none came {what} over this link; dense needed {show_seconds(theirs[0][0])}."
+    first, best = ours[0]
     compared = "; ".join(
-        f"{row.label} after {show_seconds(times[row])}, {show_count(times[row] / times[best])} times as long"
-        for row in beside
+        f"{row.label} after {show_seconds(seconds)}, {show_count(seconds / first)} times as long"
+        for seconds, row in (*theirs, *hooks[:1])
     )
-    return f"{best.label} came {what} after {show_seconds(times[best])}; {compared}."
+    return f"{best.label} came {what} after {show_seconds(first)}; {compared}."
+
+
+def _is_ours(row: Row) -> bool:
+    return row.config.method not in TORCH_METHODS
+
+
+def _is_hook(row: Row) -> bool:
+    """Whether torch brings it along, beside dense training."""
+    return row.config.method in TORCH_METHODS and row.config.method != "dense"
 
 
 def _time(dense: Row, ours: Sequence[Row]) -> str | None:
