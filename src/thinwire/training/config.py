@@ -240,8 +240,8 @@ def demo_configs(
     simulated = [method for method in DEMO_METHODS if method not in TORCH_METHODS or TORCH_METHODS[method].simulated]
 
     def runs(methods: Sequence[str], steps: int, evaluations: int, link: float | None) -> list[RunConfig]:
-        settings = {"workers": workers, "engine": engine, "steps": steps, "evaluations": evaluations, "rate": link}
-        return comparison("text", methods, seeds, batch=DEMO_BATCH, **DEMO_OPTIMIZER, **settings)
+        settings: dict[str, Any] = {"workers": workers, "engine": engine, "steps": steps, "evaluations": evaluations}
+        return comparison("text", methods, seeds, batch=DEMO_BATCH, rate=link, **DEMO_OPTIMIZER, **settings)
 
     if rate is None:
         return runs(DEMO_METHODS if engine == "ddp" else simulated, steps, DEMO_EVALUATIONS, None)
