@@ -46,6 +46,13 @@ def lab(
     replay: Annotated[
         float | None, optional("--replay", help="Milliseconds that hosts sleep in place of computing.")
     ] = None,
+    codec: Annotated[
+        float | None, optional("--codec", help="With --replay: milliseconds to sleep in place of encoding, too.")
+    ] = None,
+    every: Annotated[int, typer.Option("--every", help="With --codec: steps of computing before an exchange.")] = 1,
+    train: Annotated[
+        int, typer.Option("--train", help="Train every method for so many steps: seconds to dense's loss.")
+    ] = 0,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for each other.")] = 300.0,
     emulated: Annotated[
         bool, typer.Option("--emulated", help="Plain processes behind emulated links: no root, no packets.")
@@ -69,18 +76,23 @@ def lab(
 
       thinwire lab --emulated --rate 100mbit
 
+      thinwire lab --hosts 4 --rate 10mbit,100mbit --train 600 --page lab.html
+
       thinwire lab --hosts 8 --rate 50mbit --replay 30 --methods "memsgd(topk(0.001)); powersgd4" --page lab.html
     """
     setting = LabSetting(
         hosts=hosts,
         cables=cables(rate, up, down),
         task=task,
-        methods=lab_methods(methods, task),
+        methods=lab_methods(methods, task, powersgd=codec is None),
         steps=steps,
         rounds=rounds,
         batch=batch,
         data=None if data is None else str(data),
         replay=replay,
+        codec=codec,
+        every=every,
+        train=train,
         timeout=timeout,
         emulated=emulated,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire.lab.race import Race
 from thinwire.lab.setting import ALONE, DENSE, Cable, LabSetting
 
 SETTLING_ROUNDS = 5
@@ -76,13 +77,16 @@ class Block:
     cable: Cable
     trials: tuple[Trial, ...]
     emulated: bool = False
+    codec: float | None = None
+    every: int = 1
+    race: Race | None = None
 
     @staticmethod
     def of(setting: LabSetting, cable: Cable, parameters: int, trials: tuple[Trial, ...]) -> Block:
         """Of a setting that was measured."""
         batch = setting.config(DENSE).batch
         asked = (setting.hosts, setting.task, parameters, batch, setting.steps, setting.replay)
-        return Block(*asked, cable, trials, setting.emulated)
+        return Block(*asked, cable, trials, setting.emulated, setting.codec, setting.every)
 
     def trial(self, method: str) -> Trial:
         """Of a method."""
@@ -96,6 +100,15 @@ class Block:
     def rest(self, trial: Trial) -> float:
         """Milliseconds of a step beyond computing, encoding and decoding: on the wire, and waiting for others."""
         return trial.median - self.compute - (trial.encode_ms or 0.0) - (trial.decode_ms or 0.0)
+
+    def utilisation(self, trial: Trial) -> float:
+        """The share of its time for which a host computes, where computing is replayed."""
+        return self.every * (self.replay or 0.0) / trial.median
+
+    def seconds_to_goal(self, trial: Trial) -> float | None:
+        """How long a method takes to where dense training ends; None where it does not come there."""
+        steps = None if self.race is None else self.race.steps_to_goal(trial.method)
+        return None if steps is None else steps * trial.median / 1e3
 
     def speed(self, trial: Trial) -> float:
         """Over that of dense float32."""
@@ -113,7 +126,8 @@ class Block:
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> Block:
         trials = tuple(Trial(**{**trial, "ms": tuple(trial["ms"])}) for trial in plain["trials"])
-        block = Block(**{**plain, "cable": Cable(**plain["cable"]), "trials": trials})
+        race = None if plain.get("race") is None else Race.of_plain(plain["race"])
+        block = Block(**{**plain, "cable": Cable(**plain["cable"]), "trials": trials, "race": race})
         if not {ALONE, DENSE} <= {trial.method for trial in trials}:
             raise ValueError(f"a block holds {ALONE} and {DENSE}")
         if not trials[0].ms or len({len(trial.ms) for trial in trials}) > 1:

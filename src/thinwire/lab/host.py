@@ -21,12 +21,14 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from thinwire.exchange import Link
+from thinwire.exchange import Group, Link, emulated
 from thinwire.lab.contender import Contender
+from thinwire.lab.echo import Echo
 from thinwire.lab.namespaces import address, carried, enter
+from thinwire.lab.race import trained
 from thinwire.lab.setting import LabSetting
 from thinwire.training.plugins import load_plugin
-from thinwire.training.tasks import load_task
+from thinwire.training.tasks import Task, load_task
 
 PORT = 29_500
 """Of the rendezvous; the namespace has all ports to itself."""
@@ -54,14 +56,23 @@ def serve(job: Mapping[str, Any], take: Orders, answer: Callable[[dict[str, Any]
     dist.init_process_group("gloo", init_method=_place(job), rank=rank, world_size=setting.hosts, timeout=limit)
     task = load_task(setting.task, setting.data)
     link = Link(None) if setting.emulated else None
-    contenders = {method: Contender(method, setting, task, rank, link) for method in setting.methods}
+    contenders = {method: _contender(method, setting, task, rank, link) for method in setting.methods}
     dist.barrier()
     answer({"ready": True})
     while True:
         order = take()
         if link is not None:
             link.shape(*order["rates"])
-        answer(turn(contenders[order["method"]], order["steps"], order["before"], counts=link is None))
+        if order.get("train"):
+            answer({"curve": trained(order["method"], setting, task)})
+        else:
+            answer(turn(contenders[order["method"]], order["steps"], order["before"], counts=link is None))
+
+
+def _contender(method: str, setting: LabSetting, task: Task, rank: int, link: Link | None) -> Contender | Echo:
+    if setting.codec is not None:
+        return Echo(method, setting, task, emulated(Group(), link))
+    return Contender(method, setting, task, rank, link)
 
 
 def _place(job: Mapping[str, Any]) -> str:
@@ -73,7 +84,7 @@ def _place(job: Mapping[str, Any]) -> str:
     return f"tcp://{address(0)}:{PORT}"
 
 
-def turn(contender: Contender, steps: int, before: int, *, counts: bool = True) -> dict[str, Any]:
+def turn(contender: Contender | Echo, steps: int, before: int, *, counts: bool = True) -> dict[str, Any]:
     """So many steps after some that are not measured; seconds and bytes of all, by account and by the interface.
 
     A turn's bytes are counted from one barrier to the next: those of the barriers themselves are among them.

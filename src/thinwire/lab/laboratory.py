@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -21,6 +22,7 @@ from thinwire import errors
 from thinwire.errors import ThinwireError
 from thinwire.lab.block import Block, Trial
 from thinwire.lab.namespaces import Namespaces, network, sweep
+from thinwire.lab.race import Race, races
 from thinwire.lab.requirements import check_fit, check_machine
 from thinwire.lab.setting import Cable, LabSetting
 from thinwire.training.plugins import LOADED
@@ -79,15 +81,26 @@ def _take_turns(
     tell: Callable[[str], None],
 ) -> None:
     hosts.answers()
+    race = _race(setting, hosts, tell) if setting.train else None
     _warm_up(setting, hosts, tell)
     for cable in setting.cables:
         net.shape(cable)
-        keep(_block(setting, hosts, cable, numel, tell))
+        keep(replace(_block(setting, hosts, cable, numel, tell), race=race))
 
 
 def turns(setting: LabSetting) -> int:
     """How often `measure` tells of one."""
-    return len(setting.methods) * (1 + len(setting.cables) * setting.rounds)
+    trained = sum(map(races, setting.methods)) if setting.train else 0
+    return trained + len(setting.methods) * (1 + len(setting.cables) * setting.rounds)
+
+
+def _race(setting: LabSetting, hosts: Hosts, tell: Callable[[str], None]) -> Race:
+    """Every method trained from the start. The wires are as they were made: unshaped, for no number depends on them."""
+    curves: dict[str, Any] = {}
+    for method in filter(races, setting.methods):
+        curves[method] = hosts.train(method)
+        tell(f"training · {method}")
+    return Race.of(setting, curves)
 
 
 def _warm_up(setting: LabSetting, hosts: Hosts, tell: Callable[[str], None]) -> None:
@@ -174,9 +187,16 @@ class Hosts:
 
     def turn(self, method: str, steps: int, before: int) -> list[Answer]:
         """So many measured steps of a method, after some that are not; every host's figures."""
+        return self._order({"method": method, "steps": steps, "before": before})
+
+    def train(self, method: str) -> Any:
+        """Train a method from the start; host 0's figures on the way."""
+        return self._order({"method": method, "train": True})[0]["curve"]
+
+    def _order(self, order: Answer) -> list[Answer]:
         rates = self._net.rates if isinstance(self._net, Emulation) else None
         for rank in range(self._setting.hosts):
-            self._say(rank, {"method": method, "steps": steps, "before": before, "rates": rates})
+            self._say(rank, {**order, "rates": rates})
         return self.answers()
 
     def _say(self, rank: int, order: Answer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from thinwire.lab.block import SETTLING_ROUNDS, Block, Trial
+from thinwire.lab.race import Race
 from thinwire.lab.setting import ALONE, DENSE, is_rule
 from thinwire.report.page import Axis, Chart, Look, Section, Series, looks
 from thinwire.report.record_file import Experiment, one_line_each
@@ -31,7 +32,8 @@ def sections(blocks: Sequence[Block]) -> list[Section]:
 def _settings(blocks: Sequence[Block]) -> list[list[Block]]:
     groups: dict[object, list[Block]] = {}
     for block in blocks:
-        key = (block.hosts, block.task, block.batch, block.parameters, block.replay, block.emulated)
+        echo = (block.replay, block.codec, block.every)
+        key = (block.hosts, block.task, block.batch, block.parameters, block.emulated, *echo)
         groups.setdefault(key, []).append(block)
     return list(groups.values())
 
@@ -46,6 +48,10 @@ def _title(block: Block) -> str:
 
 def _facts(block: Block) -> list[str]:
     computing = [] if block.replay is None else [f"computing REPLAYED: every host sleeps {block.replay:g} ms"]
+    if block.codec is not None:
+        computing += [f"encoding and decoding REPLAYED: {block.codec:g} ms, messages of normal gradients sent again"]
+    if block.every > 1:
+        computing += [f"an exchange every {block.every} steps"]
     return [
         f"{block.parameters:,} parameters",
         *computing,
@@ -123,8 +129,58 @@ def _at(block: Block) -> list[Section]:
     times = Section(
         title, [*_facts(block), turns], verdict(block), _table(block, _times(block)), [], styles, notes=NOTES
     )
+    if block.codec is not None:
+        return [times]
     parts = Section(f"{title} · parts", _facts(block), parts_verdict(block), _table(block, _parts(block)), [], styles)
-    return [times, parts]
+    race = [] if block.race is None else [_race(block, block.race, title)]
+    return [times, *race, parts]
+
+
+def _race(block: Block, race: Race, title: str) -> Section:
+    """How long each method takes to where dense training ends."""
+    trials = [trial for trial in block.trials if trial.method in race.curves]
+    facts = [*_facts(block), f"{plural(race.steps, 'step')} of training, seed 0", "trained once: bits know no wire"]
+    styles = _looks([trial.method for trial in trials])
+    head = ["method", f"{race.metric}\nat the end", "steps to\ndense's ±1 %", "seconds", "speed /\ndense"]
+    rows = [[t.method, f"{race.last(t.method):.4g}", *_arrival(block, race, t)] for t in trials]
+    chart = Chart(
+        f"{race.metric} against seconds at {block.cable}",
+        "steps of one training, times the median of a step here",
+        Axis("seconds", log=True),
+        Axis(race.metric),
+        [_course(block, race, trial, style) for trial, style in zip(trials, styles, strict=True)],
+    )
+    return Section(f"{title} · to dense's figure", facts, [_first(block, race)], [head, *rows], [chart], styles)
+
+
+def _arrival(block: Block, race: Race, trial: Trial) -> list[str]:
+    seconds, dense = block.seconds_to_goal(trial), block.seconds_to_goal(block.trial(DENSE))
+    if seconds is None or dense is None:
+        return ["not reached", NOTHING, NOTHING]
+    return [str(race.steps_to_goal(trial.method)), f"{seconds:.4g}", f"{show_count(dense / seconds)}×"]
+
+
+def _course(block: Block, race: Race, trial: Trial, style: Look) -> Series:
+    curve = race.curves[trial.method]
+    return Series(trial.method, [s * trial.median / 1e3 for s, _ in curve], [value for _, value in curve], style)
+
+
+def _first(block: Block, race: Race) -> str:
+    """Who comes first to where dense training ends, and how much sooner than dense and than torch's best hook."""
+    there = [(seconds, t) for t in block.trials if (seconds := block.seconds_to_goal(t)) is not None]
+    seconds, best = min(there, key=lambda each: each[0])
+    dense = block.seconds_to_goal(block.trial(DENSE))
+    assert dense is not None  # its own last figure is within a hundredth of itself
+    words = f"{block.cable}: {best.method} is the first within 1 % of where dense ends, after {seconds:.4g} s"
+    if not is_rule(best.method):
+        return f"{words}; dense takes {show_count(dense / seconds)} times as long."
+    theirs = min((s for s, t in there if not is_rule(t.method) and t.method != DENSE), default=None)
+    beside = (
+        ""
+        if theirs is None
+        else f"; torch's best hook that comes there takes {show_count(theirs / seconds)} times as long"
+    )
+    return f"{words}; dense takes {show_count(dense / seconds)} times as long{beside}."
 
 
 Columns = dict[str, Callable[[Trial], str]]
@@ -136,7 +192,8 @@ def _table(block: Block, columns: Columns) -> list[list[str]]:
 
 
 def _times(block: Block) -> Columns:
-    return {
+    share = {} if block.replay is None else {"comput-\ning": lambda trial: f"{block.utilisation(trial):.1%}"}
+    return share | {
         "ms\na step": lambda trial: show_ms(trial.median),
         "least –\nmost": lambda trial: f"{show_ms(min(trial.ms))} – {show_ms(max(trial.ms))}",
         "speed /\ndense": lambda trial: f"{show_count(block.speed(trial))}×",

@@ -114,10 +114,11 @@ def is_rule(method: str) -> bool:
     return method != ALONE and method not in TORCH_METHODS and powersgd_rank(method) is None
 
 
-def lab_methods(text: str | None, task: str) -> tuple[str, ...]:
+def lab_methods(text: str | None, task: str, *, powersgd: bool = True) -> tuple[str, ...]:
     """The baselines, then the methods of a text with semicolons between, or the task's own and top-k with memory."""
     words = [check_task(task).defaults.method, *OURS] if text is None else text.split(";")
-    return tuple(dict.fromkeys([*BASELINES, *(lab_method(word) for word in words if word.strip())]))
+    baselines = [method for method in BASELINES if powersgd or powersgd_rank(method) is None]
+    return tuple(dict.fromkeys([*baselines, *(lab_method(word) for word in words if word.strip())]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,13 @@ class LabSetting:
     data: str | None = None
     replay: float | None = None
     """Milliseconds that hosts sleep in place of computing; None: they compute."""
+    codec: float | None = None
+    """Milliseconds that hosts sleep in place of encoding and decoding, too: messages are made once and sent again. Of
+    torch's methods nothing but the sum of their bytes is left then."""
+    every: int = 1
+    """With `codec`: steps of computing before an exchange."""
+    train: int = 0
+    """Steps for which every method is trained too, for how many of them take it to the dense run's loss."""
     timeout: float = 300.0
     """Seconds that ranks wait for each other."""
     emulated: bool = False
@@ -150,8 +158,27 @@ class LabSetting:
             _check_whole("--batch", self.batch, 1, MOST, "it counts the samples of one host's step")
         if self.replay is not None and not 0 <= self.replay <= 1e6:
             raise ConfigError(f"--replay takes milliseconds from 0 to 1,000,000, got {self.replay:g}; for example 30")
+        self._check_echo()
+        _check_whole("--train", self.train, 0, MOST, "it counts the steps for which each method is trained")
         if not (math.isfinite(self.timeout) and 1 <= self.timeout <= 86_400):
             raise ConfigError(f"--timeout takes seconds from 1 to 86,400, got {self.timeout:g}; for example 300")
+
+    def _check_echo(self) -> None:
+        """Refuse messages that are sent again beside gradients that are computed."""
+        _check_whole("--every", self.every, 1, MOST, "it counts the steps of computing before an exchange")
+        if self.codec is None:
+            if self.every > 1:
+                raise ConfigError(
+                    "--every goes with --codec: only messages that are sent again can be sent seldom here"
+                )
+            return
+        if not 0 <= self.codec <= 1e6:
+            raise ConfigError(f"--codec takes milliseconds from 0 to 1,000,000, got {self.codec:g}; for example 1")
+        if self.replay is None:
+            raise ConfigError("--codec sleeps in place of encoding, which needs --replay MS in place of computing too")
+        unknown = [method for method in self.methods if powersgd_rank(method) is not None]
+        if unknown:
+            raise ConfigError(f"--codec cannot replay torch's PowerSGD: leave {', '.join(unknown)} out")
 
     def config(self, method: str) -> RunConfig:
         """Task, optimizer and learning rate of a method, as `thinwire train` would take them."""
