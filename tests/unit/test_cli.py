@@ -90,7 +90,19 @@ COMMANDS = {
     },
     "lab": {
         *("--hosts", "--rate", "--up", "--down", "--task", "--methods", "--batch", "--data", "--steps", "--rounds"),
-        *("--replay", "--timeout", "--emulated", "--out", "--page", "--force", "--plugin", "--debug"),
+        *(
+            "--replay",
+            "--codec",
+            "--every",
+            "--train",
+            "--timeout",
+            "--emulated",
+            "--out",
+            "--page",
+            "--force",
+            "--plugin",
+            "--debug",
+        ),
     },
     "info": {"--plugin"},
 }

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from torch import nn
 
 from thinwire.cli.main import main
 from thinwire.errors import BackendError, ConfigError, RecordError, ThinwireError
+from thinwire.exchange import Loopback
 from thinwire.lab import laboratory, namespaces, requirements
 from thinwire.lab.block import Block, Trial
 from thinwire.lab.contender import Replayed
+from thinwire.lab.echo import Echo, message_of
 from thinwire.lab.laboratory import Hosts, turns
 from thinwire.lab.namespaces import Namespaces, orphans
+from thinwire.lab.race import Race, races
 from thinwire.lab.requirements import check_fit, check_machine, memory_of
 from thinwire.lab.sections import LAB_EXPERIMENT, fastest, sections, verdict
 from thinwire.lab.setting import BASELINES, Cable, LabSetting, cables, lab_method, lab_methods
@@ -315,3 +319,85 @@ def test_the_cause_is_told_and_not_what_followed() -> None:
     silent = hosts._trouble({0: told("RuntimeError", 1.0), 1: told("PeerLost", 0.5)})
     assert isinstance(silent, ThinwireError)
     assert "No word came from host 2: stopped, or cut off?" in str(silent)
+
+
+# ----------------------------------------------------------------------------------------------- races and echoes
+
+
+def race(**curves: list[tuple[int, float]]) -> Race:
+    usual = {"dense": [(10, 3.0), (20, 2.0)], "fp16": [(10, 3.0), (20, 2.01)], "powersgd1": [(10, 3.0), (20, 2.5)]}
+    ours = {RULE: [(10, 2.02), (20, 1.9)]}
+    every = {method: tuple(curve) for method, curve in {**usual, **ours, **curves}.items()}
+    return Race(20, "loss", higher_is_better=False, curves=every)
+
+
+def test_a_race_is_to_within_a_hundredth_of_where_dense_ends() -> None:
+    run = race()
+    assert run.goal == pytest.approx(2.02)
+    reached = {method: run.steps_to_goal(method) for method in run.curves}
+    assert reached == {"dense": 20, "fp16": 20, "powersgd1": None, RULE: 10}
+    assert run.steps_to_goal("alone") is None
+    upwards = Race(2, "accuracy", higher_is_better=True, curves={"dense": [(1, 0.2), (2, 0.8)], RULE: [(1, 0.793)]})
+    assert upwards.steps_to_goal(RULE) == 1
+
+
+def test_a_race_is_steps_times_what_a_step_takes() -> None:
+    raced = replace(block((4.0, 4.0)), race=race())
+    assert raced.seconds_to_goal(raced.trial(RULE)) == pytest.approx(10 * 4e-3)
+    assert raced.seconds_to_goal(raced.trial("powersgd1")) is None
+    told = next(section for section in sections([raced]) if "dense's figure" in section.title)
+    assert [row[-1] for row in told.table[1:]] == ["1.00×", "1.32×", "–", "20.5×"]
+    assert RULE in told.sentences[0]
+    assert Block.of_plain(json.loads(json.dumps(raced.plain()))) == raced
+
+
+def test_every_method_that_exchanges_is_looked_at_on_the_way() -> None:
+    assert [method for method in ("alone", "dense", "fp16", "powersgd1", "powersgd4", RULE) if races(method)] == [
+        "dense",
+        "fp16",
+        "powersgd1",
+        RULE,
+    ]
+
+
+def test_an_echo_sends_the_message_that_was_made_once() -> None:
+    made = setting(methods=lab_methods(RULE, "digits", powersgd=False), replay=0.0, codec=0.0)
+    ends, heard = Loopback(2).ends, []
+    echoes = [Echo(RULE, made, load_task("digits"), end) for end in ends]
+    threads = [threading.Thread(target=lambda echo=echo: heard.append(echo.step())) for echo in echoes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [echo.done for echo in echoes] == [1, 1]
+    assert echoes[0].sent() == echoes[1].sent() > 4 * 0.01 * echoes[0].numel
+
+
+def test_a_message_that_is_sent_again_is_one_of_a_settled_rule() -> None:
+    parameters = {"x": torch.zeros(64, 64)}
+    few = message_of("memadam(topk(0.01), refresh=16)", parameters)
+    assert message_of("memsgd(topk(0.01))", parameters).numel() == few.numel()  # no second moments beside
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"codec": 1.0}, "needs --replay"),
+        ({"codec": -1.0, "replay": 1.0}, "--codec takes milliseconds"),
+        ({"every": 4}, "--every goes with --codec"),
+        ({"every": 0}, "--every must be a whole number"),
+        ({"train": -1}, "--train must be a whole number"),
+        ({"codec": 1.0, "replay": 1.0, "methods": lab_methods(None, "digits")}, "PowerSGD"),
+    ],
+)
+def test_what_cannot_be_raced_or_replayed_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        setting(**given)
+
+
+def test_utilisation_is_computing_over_the_step() -> None:
+    replayed = block((40.0, 40.0), replay=30.0, codec=1.0, every=2)
+    assert replayed.utilisation(replayed.trial(RULE)) == pytest.approx(1.5)  # 60 of 40 ms: a made-up figure
+    (told,) = sections([replayed])
+    assert any("REPLAYED" in fact for fact in told.facts)
+    assert any("every 2 steps" in fact for fact in told.facts)
