@@ -52,7 +52,7 @@ class _Bundle:
 
     def _cut(self, whole: Tensor, rank: int) -> list[Tensor]:
         if self._fixed:
-            return list(whole.split(list(self._own)))
+            return list(torch.split(whole, list(self._own)))
         head = 4 * len(self._own)
         sizes = struct.unpack(f"<{len(self._own)}I", bytes(whole[:head].tolist())) if head <= whole.numel() else ()
         if head + sum(sizes) != whole.numel() or any(size % 4 for size in sizes):
@@ -60,7 +60,7 @@ class _Bundle:
                 f"rank {rank} announces messages of {list(sizes)} bytes in {whole.numel()} bytes: they were damaged on "
                 "their way. No rank takes the step"
             )
-        return list(whole[head:].split(list(sizes)))
+        return list(torch.split(whole[head:], list(sizes)))
 
 
 @dataclass(frozen=True)
