@@ -11,10 +11,8 @@ from thinwire.checks import is_whole
 from thinwire.compressors.base import Compressor, Draws, check
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_lengths, block_norms, negative_bits
+from thinwire.ops.blocks import WHOLE
 from thinwire.payload import Signs
-
-WHOLE = (1 << 32) - 1
-"""A block length that no piece exceeds: one scale for each piece."""
 
 
 @dataclass(frozen=True)

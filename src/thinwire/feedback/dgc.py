@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thinwire.checks import is_number
 from thinwire.compressors import Compressor
-from thinwire.compressors.sign import WHOLE
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import (
     Feedback,
@@ -27,7 +26,7 @@ from thinwire.feedback.base import (
 from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms
-from thinwire.ops.blocks import spread
+from thinwire.ops.blocks import WHOLE, spread
 from thinwire.payload import Payload, Positioned
 
 

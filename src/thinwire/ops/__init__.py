@@ -36,6 +36,9 @@ randk_positions = dispatched(reference.randk_positions)
 
 # Signs, levels and powers of two in place of numbers.
 block_norms = dispatched(reference.block_norms)
+square_means = dispatched(reference.square_means)
+preconditioned = dispatched(reference.preconditioned)
+scale_pieces_ = dispatched(reference.scale_pieces_)
 negative_bits = dispatched(reference.negative_bits)
 add_signs_ = dispatched(reference.add_signs_)
 level_codes = dispatched(reference.level_codes)

@@ -9,6 +9,15 @@ from torch import Tensor
 
 from thinwire.layout import Layout, Piece
 
+WHOLE = (1 << 32) - 1
+"""A block length that no piece exceeds: one block for each piece."""
+
+
+def of_filled(numbers: Tensor, layout: Layout) -> Tensor:
+    """Those of one number a piece whose piece holds anything."""
+    filled = [i for i, piece in enumerate(layout.pieces) if piece.numel]
+    return numbers if len(filled) == len(layout.pieces) else numbers[filled]
+
 
 def piece_of(positions: Tensor, layout: Layout) -> Tensor:
     """For each position, the place of the piece that owns it."""

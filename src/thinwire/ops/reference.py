@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.layout import Layout
-from thinwire.ops.blocks import NO_VALUE, exponents, level_factors, piece_of, power, spread
+from thinwire.layout import Layout, matrix_of
+from thinwire.ops.blocks import NO_VALUE, WHOLE, exponents, level_factors, of_filled, piece_of, power, spread
 from thinwire.ops.keys import random_bits, uniform
 from thinwire.ops.precision import Product
 
@@ -210,6 +210,58 @@ def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     sums = [(part.abs() if order == 1 else part.square()).sum().view(1) for part in parts]
     total = torch.cat([wide.new_empty(0), *sums])
     return (total if order == 1 else total.sqrt()).to(x.dtype)
+
+
+def square_means(x: Tensor, layout: Layout) -> Tensor:
+    """The means of x^2 over each row and each column of a matrix, over all of a vector: piece after piece.
+
+    Squares are rounded as x is, their means taken in float64 and rounded once. Back-ends add in orders of their own,
+    each a fixed one: two of them differ by at most (eps(dtype) + n * eps(float64)) times a mean of n squares.
+    """
+    squares = x.square()
+    parts = [squares.new_empty(0)]
+    for piece, view in layout.views(squares):
+        shape = matrix_of(piece.shape)
+        if shape is None:
+            parts.append(view.sum(0, keepdim=True, dtype=torch.float64) / max(1, piece.numel))
+        else:
+            parts += [view.view(shape).mean(way, dtype=torch.float64) for way in (1, 0)]
+    return torch.cat([part.to(x.dtype) for part in parts])
+
+
+def preconditioned(
+    momentum: Tensor, shared: Tensor, corrections: Tensor, layout: Layout, workers: int, eps: float
+) -> Tensor:
+    """m / ((D + eps) c), where D^2 = r_j c_k / mean(r) / n of a matrix's entry, one number / n of a vector's.
+
+    `shared` holds a matrix's numbers for rows, then columns, and one of a vector; `corrections` one c a piece. Where D
+    is zero, so is the result. Two back-ends differ by what their means of n rows' numbers do, 2 eps(dtype) + n
+    eps(float64) of it.
+    """
+    D = _roots(shared, layout).div_(workers).sqrt_()
+    known = D > 0
+    D.add_(eps).mul_(spread(of_filled(corrections, layout), layout, WHOLE))
+    return torch.where(known, momentum / D, 0.0)
+
+
+def scale_pieces_(x: Tensor, factors: Tensor, layout: Layout) -> Tensor:
+    """x times one factor for each piece that holds anything, in place."""
+    return x.mul_(spread(factors, layout, WHOLE))
+
+
+def _roots(shared: Tensor, layout: Layout) -> Tensor:
+    """r_j c_k / mean(r) of each matrix, zero where nothing is known; one number for all of a vector."""
+    squares, tiny = shared.new_empty(layout.numel), torch.finfo(shared.dtype).tiny
+    own = torch.split(shared, [piece.factors for piece in layout.pieces])
+    for (piece, view), numbers in zip(layout.views(squares), own, strict=True):
+        shape = matrix_of(piece.shape)
+        if shape is None:
+            view.copy_(numbers)
+        else:
+            rows, columns = torch.split(numbers, list(shape))
+            mean = rows.mean(dtype=torch.float64).to(rows.dtype).clamp_(min=tiny)
+            torch.outer(rows / mean, columns, out=view.view(shape))
+    return squares
 
 
 def negative_bits(x: Tensor) -> Tensor:

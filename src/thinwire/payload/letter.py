@@ -115,7 +115,7 @@ def _framed(payload: Payload) -> list[Chunk]:
 def read(messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
     """All ranks' letters, in rank order; whatever is wrong with one is a `WireError` that names its rank."""
     readers = [Reader(message) for message in messages]
-    flags = [int(_open(reader, expected, rank)) for rank, reader in enumerate(readers)]
+    flags = [_open_one(reader, expected, rank) for rank, reader in enumerate(readers)]
     if any(flag != FINITE for flag in flags):
         return Contents(flags, [])
     every = [_payloads(reader, expected, rank) for rank, reader in enumerate(readers)]
@@ -124,7 +124,7 @@ def read(messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
 
 def read_one(reader: Reader, expected: Expected, rank: int) -> list[Payload]:
     """The payloads of one rank's letter, whatever its flag."""
-    _open(reader, expected, rank)
+    _open_one(reader, expected, rank)
     return _payloads(reader, expected, rank)
 
 
@@ -132,7 +132,7 @@ def read_late(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expect
     """All ranks' letters read at once by the fields of one's own, without waiting for a GPU to see them."""
     rows = messages if isinstance(messages, Tensor) else _rows(messages, own.message.numel())
     reader = LateReader(rows, own.message, own.fields)
-    flags = _open(reader, expected, None)
+    flags = _open_all(reader, expected)
     payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
     reader.finish()
     return LateContents(flags, reader.sound(), payloads)
@@ -144,28 +144,48 @@ def refuse(message: Tensor, expected: Expected, rank: int) -> NoReturn:
     raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
 
 
-def _open(reader: Reader, expected: Expected, rank: int | None) -> Tensor:
-    """A letter's flag (or, of no single rank, all letters' flags), once version, checksum and digest are right."""
+def _open_one(reader: Reader, expected: Expected, rank: int) -> int:
+    """A letter's flag, once version, checksum and digest are right."""
     with _FromRank(rank):
         (version,) = reader.fields("I")
-    if version > 255:
-        raise WireError(f"rank {rank}: message was damaged on its way: its version reads {version}")
-    if version != VERSION:
-        raise WireError(f"rank {rank} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere")
+    _check_version(version, f"rank {rank}")
     with _FromRank(rank):
-        stored = reader.numbers(1, torch.int32)
-        senders = _ranks(len(reader.messages), stored.device) if rank is None else rank
-        intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + senders
-        reader.require(intact.squeeze(-1), DAMAGED)
-        (digest,), flag = reader.fields("I"), reader.numbers(1, torch.int32).squeeze(-1)
+        stored, digest, flag = reader.fields("IIi")
+        found = int(checksum(reader.message[CHECKED:]).view(torch.int32))
+        reader.require(stored == (found + rank) % (1 << 32), DAMAGED)
+    _check_digest(digest, expected, f"rank {rank}")
+    inside = FINITE <= flag < expected.pieces
+    reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, expected.pieces)
+    return int(flag)
+
+
+def _open_all(reader: LateReader, expected: Expected) -> Tensor:
+    """All letters' flags; whether versions, checksums and digests are right is left to the GPU to know."""
+    (version,) = reader.fields("I")
+    _check_version(version, "this rank")
+    stored = reader.numbers(1, torch.int32)
+    senders = _ranks(len(reader.messages), stored.device)
+    intact = stored == checksum(reader.messages[..., CHECKED:]).view(torch.int32) + senders
+    reader.require(intact.squeeze(-1), DAMAGED)
+    (digest,), flag = reader.fields("I"), reader.numbers(1, torch.int32).squeeze(-1)
+    _check_digest(digest, expected, "this rank")
+    reader.require(flag.clamp(FINITE, expected.pieces - 1) == flag, "a message names a piece beyond the bucket's")
+    return flag
+
+
+def _check_version(version: int, who: str) -> None:
+    if version > 255:
+        raise WireError(f"{who}: message was damaged on its way: its version reads {version}")
+    if version != VERSION:
+        raise WireError(f"{who} speaks wire version {version}, this rank {VERSION}: use one thinwire everywhere")
+
+
+def _check_digest(digest: int, expected: Expected, who: str) -> None:
     if digest != expected.digest:
         raise WireError(
-            f"rank {rank}'s message is for another method, set of parameters, step or step size than this rank's "
+            f"{who}'s message is for another method, set of parameters, step or step size than this rank's "
             f"({expected.subject}): attach the same rule, and load the same checkpoint, on every rank"
         )
-    inside = flag.clamp(FINITE, expected.pieces - 1) == flag
-    reader.require(inside, "rank {}'s message names a piece beyond the {} of the bucket", rank, expected.pieces)
-    return flag
 
 
 def _payloads(reader: Reader, expected: Expected, rank: int) -> list[Payload]:

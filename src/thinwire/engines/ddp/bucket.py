@@ -25,8 +25,8 @@ UNKNOWN = 1 << 62
 class Arrival:
     """One bucket's exchange under way, and the future that DDP waits for."""
 
-    def __init__(self, sent: Outgoing, flat: Tensor, gradient: Tensor, order: MemoryOrder) -> None:
-        self.sent, self.gradient = sent, gradient
+    def __init__(self, sent: Outgoing, flat: Tensor, gradient: Tensor, order: MemoryOrder, what: str) -> None:
+        self.sent, self.gradient, self.what = sent, gradient, what
         self._flat, self._order = flat, order
         self.incoming: Incoming | None = None
         """What the other ranks send; None where nothing could be gathered."""

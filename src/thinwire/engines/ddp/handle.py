@@ -28,6 +28,7 @@ from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
 from thinwire.exchange import Exchange, Incoming, Scatters, Traffic, adds_up
+from thinwire.exchange.bundle import FULL, SHORT, gather_together
 from thinwire.feedback import Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
@@ -69,6 +70,7 @@ class Handle:
         self._buckets: dict[tuple[str, ...], tuple[Layout, MemoryOrder]] = {}
         self._errors: list[ThinwireError] = []
         self._arrivals: list[Arrival] = []
+        self._waiting: list[Arrival] = []
         self._threads: set[int] = set()
         self.plug: weakref.ref[Plug] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
@@ -195,26 +197,47 @@ class Handle:
             mark=self._common.mark,
         )
         sent = self.channel.send(layout, given)
-        arrival = Arrival(sent, flat, gradient, order)
+        arrival = Arrival(sent, flat, gradient, order, f"bucket {bucket.index()}")
         self._arrivals.append(arrival)
-        longest, what = longest_message(layout), f"bucket {bucket.index()}"
-        try:
-            traffic = self._start(arrival, longest, what)
-            self.ledger.add(traffic, layout.numel, sent.norms, sent.elements)
-        except WireError as error:  # a length that cannot be: every rank has heard it, and none gathers this bucket
-            self._errors.append(error)
+        self._start(arrival, is_last=bucket.is_last())
         return arrival
 
-    def _start(self, arrival: Arrival, longest: int, what: str) -> Traffic:
-        """Send a message on its way, to be gathered or added up; the bytes that it costs in all."""
+    def _start(self, arrival: Arrival, *, is_last: bool) -> None:
+        """Send a message on its way, to be gathered or added up; a short one waits for the next."""
         sent, exchange = arrival.sent, self._exchange
         own = sent.summand
-        if own is None or not (adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters)):
-            arrival.incoming = exchange.gather(sent.message, fixed=sent.fixed, longest=longest, what=what)
-            return arrival.incoming.traffic
-        arrival.in_shares = True
-        arrival.incoming = exchange.scatter(write_shares(own, sent.expected, exchange.rank, exchange.size), what)
-        return Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size)
+        if own is not None and adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters):
+            shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
+            arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
+            self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
+        elif sent.message.numel() >= SHORT or sent.message.is_cuda:
+            self._gather([arrival])
+        else:
+            self._waiting.append(arrival)
+        if is_last or sum(each.sent.message.numel() for each in self._waiting) >= FULL:
+            waiting, self._waiting = self._waiting, []
+            self._gather(waiting)
+
+    def _gather(self, arrivals: Sequence[Arrival]) -> None:
+        """Start to gather the messages of some buckets in one collective."""
+        try:
+            parts = gather_together(
+                self._exchange,
+                [one.sent.message for one in arrivals],
+                fixed=all(one.sent.fixed for one in arrivals),
+                longest=sum(longest_message(one.sent.layout) for one in arrivals),
+                what=" and ".join(one.what for one in arrivals),
+            )
+        except WireError as error:  # a length that cannot be: every rank has heard it, and none gathers these buckets
+            self._errors.append(error)
+            return
+        for one, part in zip(arrivals, parts, strict=True):
+            one.incoming = part
+            self._book(one, part.traffic)
+
+    def _book(self, arrival: Arrival, traffic: Traffic) -> None:
+        sent = arrival.sent
+        self.ledger.add(traffic, sent.layout.numel, sent.norms, sent.elements)
 
     def _bucket(self, bucket: GradBucket) -> tuple[Layout, MemoryOrder]:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
@@ -274,9 +297,16 @@ class Handle:
                 arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
         for arrival in self._arrivals:
             if arrival.incoming is not None:
-                messages = arrival.incoming.wait()
-                self._attempt(partial(self._receive, arrival, messages))
+                self._receive_from(arrival.incoming, arrival)
         self._attempt(self.channel.judge)
+
+    def _receive_from(self, incoming: Incoming, arrival: Arrival) -> None:
+        try:
+            messages = incoming.wait()
+        except WireError as error:  # those that travelled together cannot be told apart
+            self._errors.append(error)
+        else:
+            self._attempt(partial(self._receive, arrival, messages))
 
     def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
         """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait
@@ -337,7 +367,7 @@ class Handle:
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""
-        self._arrivals, self._errors = [], []
+        self._arrivals, self._waiting, self._errors = [], [], []
         self.channel.abandon()
 
     def _check_between_steps(self, what: str) -> None:

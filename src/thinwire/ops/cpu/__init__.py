@@ -8,6 +8,7 @@ FILES = (
     "byte_codes",
     "csr_rows",
     "exponents",
+    "precondition",
     "quantise",
     "select_random",
     "select_above",
