@@ -18,6 +18,7 @@ from torch import nn
 from thinwire.cli.main import main
 from thinwire.errors import BackendError, ConfigError, RecordError, ThinwireError
 from thinwire.exchange import Loopback
+from thinwire.exchange.loopback import LoopbackEnd
 from thinwire.lab import laboratory, namespaces, requirements
 from thinwire.lab.block import Block, Trial
 from thinwire.lab.contender import Replayed
@@ -362,14 +363,18 @@ def test_every_method_that_exchanges_is_looked_at_on_the_way() -> None:
 
 def test_an_echo_sends_the_message_that_was_made_once() -> None:
     made = setting(methods=lab_methods(RULE, "digits", powersgd=False), replay=0.0, codec=0.0)
-    ends, heard = Loopback(2).ends, []
-    echoes = [Echo(RULE, made, load_task("digits"), end) for end in ends]
-    threads = [threading.Thread(target=lambda echo=echo: heard.append(echo.step())) for echo in echoes]
+    echoes: dict[int, Echo] = {}
+
+    def host(end: LoopbackEnd) -> None:
+        echoes[end.rank] = Echo(RULE, made, load_task("digits"), end)
+        echoes[end.rank].step()
+
+    threads = [threading.Thread(target=host, args=(end,)) for end in Loopback(2).ends]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [echo.done for echo in echoes] == [1, 1]
+    assert [echo.done for echo in echoes.values()] == [1, 1]
     assert echoes[0].sent() == echoes[1].sent() > 4 * 0.01 * echoes[0].numel
 
 

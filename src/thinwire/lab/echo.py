@@ -39,7 +39,7 @@ class Echo:
         self.method, self.hosts, self.done, self.seconds = method, setting.hosts, 0, {}
         parameters: dict[str, Tensor] = {name: p.detach() for name, p in task.model(0).named_parameters()}
         self.numel = sum(parameter.numel() for parameter in parameters.values())
-        self._message = message_of(method, parameters) if is_rule(method) else None
+        self._message = _told(exchange, method, parameters) if is_rule(method) else None
         self._buffers = [] if method == ALONE or self._message is not None else _buckets(self.numel, method)
 
     def step(self) -> None:
@@ -60,14 +60,21 @@ class Echo:
         return self.done * allreduce_bytes(sum(buffer.nbytes for buffer in self._buffers), self.hosts)
 
 
+def _told(exchange: Exchange, method: str, parameters: dict[str, Tensor]) -> Tensor:
+    """Host 0's message; on the others as many zeros."""
+    message = message_of(method, parameters) if exchange.rank == 0 else torch.empty(0, dtype=torch.uint8)
+    size = exchange.everyone([message.numel()], "the size of an echo")[0][0]
+    return message if exchange.rank == 0 else torch.zeros(size, dtype=torch.uint8)
+
+
 def message_of(method: str, parameters: dict[str, Tensor]) -> Tensor:
     """What a rule says of normal gradients once its state has settled: all parameters in one letter."""
     channel, generator = Channel(thinwire.parse(method), parameters, rank=0, size=1), torch.Generator().manual_seed(0)
     layout, sizes = channel.layout(list(parameters)), dict.fromkeys(parameters, 1.0)
+    gradient = torch.randn(layout.numel, generator=generator)
     for _ in range(SETTLED):
-        gradient = torch.randn(layout.numel, generator=generator)
         sent = channel.send(layout, Given(gradient, step_sizes=sizes))
-        channel.receive(sent, [sent.message], gradient)
+        channel.receive(sent, [sent.message], torch.empty_like(gradient))
         channel.finish()
     return sent.message
 
