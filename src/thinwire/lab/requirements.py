@@ -23,6 +23,8 @@ PROCESS = 350e6
 left out (x86-64, torch 2.13): 287 MB with 4 models of 55,018 parameters, 410 MB with 7 of 391,264; here 357 and 438."""
 COPIES = 8
 """Of a model for each method: parameters, gradients, DDP's buckets, an optimizer's two moments, a rule's state."""
+ECHOED = 2
+"""Of a model whose messages were made once: nothing is kept but what is summed or sent."""
 INSTALL = "apt install iproute2 (Debian, Ubuntu), dnf install iproute iproute-tc (Fedora), apk add iproute2 (Alpine)"
 
 
@@ -61,13 +63,13 @@ def _check_replay(setting: LabSetting, model: nn.Module) -> None:
             raise ConfigError(f"{method} needs second moments, which --replay does not compute: leave one of them out")
 
 
-def memory_of(hosts: int, methods: int, numel: int) -> float:
+def memory_of(hosts: int, methods: int, numel: int, copies: int = COPIES) -> float:
     """Bytes that so many hosts take, each with a model for each method: an estimate."""
-    return hosts * (PROCESS + methods * COPIES * 4 * numel)
+    return hosts * (PROCESS + methods * copies * 4 * numel)
 
 
 def _check_memory(setting: LabSetting, numel: int, available: float) -> None:
-    needed = memory_of(setting.hosts, len(setting.methods), numel)
+    needed = memory_of(setting.hosts, len(setting.methods), numel, COPIES if setting.codec is None else ECHOED)
     if needed > available:
         most = int(available // (needed / setting.hosts))
         remedy = f"take at most {most} hosts" if most > 1 else "free some memory"
