@@ -121,7 +121,7 @@ def by_three_exchanges(rank: int, size: int, rule: str) -> dict[str, Any]:
 def test_another_exchange_gives_the_same_bits(rule: str, tmp_path: Path) -> None:
     for found in run_world(2, by_three_exchanges, rule, folder=tmp_path):
         assert found["direct"][:2] == found["slow"][:2] == (True, True)
-        assert found["gathers"][0] == found["gathers"][1] > STEPS  # several buckets a step
+        assert found["gathers"][0] == found["gathers"][1] >= STEPS  # short buckets travel together
         assert found["moments"] == [*(f"step {step}" for step in range(STEPS)), "flushing the memories"]
         assert found["slow"][2] == found["sent"]
         assert found["direct"][2] <= found["sent"] - ("threshold" in rule)  # nothing is padded, no sizes go along

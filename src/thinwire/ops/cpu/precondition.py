@@ -21,7 +21,7 @@ _REORDER = {"reassoc", "contract"}  # the vector unit's own order of addition: f
 _SERVED = (torch.float32, torch.float64)
 
 
-class Tables(NamedTuple):
+class Spans(NamedTuple):
     """Of each non-empty piece: where it starts, where its factors do, its rows and columns (no rows of a vector), and
     the place of its correction."""
 
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _tables(layout: Layout) -> Tables:
+def _tables(layout: Layout) -> Spans:
     ends = np.cumsum([0, *(piece.factors for piece in layout.pieces)])
     rows = []
     for place, piece in enumerate(layout.pieces):
@@ -41,7 +41,7 @@ def _tables(layout: Layout) -> Tables:
         if piece.numel:
             rows.append((piece.offset, ends[place], high, wide, place))
     columns = np.array(rows, np.int64).reshape(-1, 5).T
-    return Tables(*(np.ascontiguousarray(column) for column in columns))
+    return Spans(*(np.ascontiguousarray(column) for column in columns))
 
 
 @compiled(fastmath=_REORDER)
@@ -53,7 +53,7 @@ def _square_sum(x: Any) -> float:  # pragma: no cover
 
 
 @compiled
-def _square_means(x: Any, tables: Tables, out: Any) -> None:  # pragma: no cover
+def _square_means(x: Any, tables: Spans, out: Any) -> None:  # pragma: no cover
     for p in range(tables.starts.size):
         start, at, high, wide = tables.starts[p], tables.factors[p], tables.rows[p], tables.columns[p]
         if high == 0:
@@ -108,7 +108,7 @@ def _row_factors(rows: Any, tiny: Any, out: Any) -> None:  # pragma: no cover
 
 @compiled(error_model="numpy")
 def _precondition(
-    m: Any, shared: Any, corrections: Any, tables: Tables, n: Any, eps: Any, tiny: Any, out: Any
+    m: Any, shared: Any, corrections: Any, tables: Spans, n: Any, eps: Any, tiny: Any, out: Any
 ) -> None:  # pragma: no cover
     for p in range(tables.starts.size):
         start, at, high, wide = tables.starts[p], tables.factors[p], tables.rows[p], tables.columns[p]
@@ -136,7 +136,7 @@ def preconditioned(
 
 
 @compiled
-def _scale(x: Any, factors: Any, tables: Tables) -> None:  # pragma: no cover
+def _scale(x: Any, factors: Any, tables: Spans) -> None:  # pragma: no cover
     """Of factors of one nothing is written."""
     for p in range(tables.starts.size):
         start, size, factor = tables.starts[p], max(1, tables.rows[p]) * tables.columns[p], factors[p]
