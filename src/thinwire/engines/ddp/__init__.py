@@ -24,6 +24,7 @@ from thinwire.channel import Channel
 from thinwire.engines.ddp.agreement import agreement
 from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, trained, unwrapped
 from thinwire.engines.ddp.handle import Handle as Handle
+from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
@@ -95,4 +96,4 @@ def _handle(ddp: DistributedDataParallel, exchange: Exchange, rule: Rule, given:
     check_one_backward(channel)
     check_momentum(channel, step_sizes)
     warn_of_optimizer(channel, step_sizes, stacklevel=4)
-    return Handle(ddp, channel, exchange, given, step_sizes)
+    return Handle(Holding.of_ddp(ddp, exchange), channel, exchange, given, step_sizes)

@@ -98,6 +98,17 @@ def first_difference(descriptions: Sequence[Mapping[str, str]]) -> str | None:
     return None
 
 
+def first_clash(descriptions: Sequence[Mapping[str, str]]) -> str | None:
+    """In what two ranks differ that both speak of, with both values: holders of one shard have its state in common."""
+    first: dict[str, tuple[int, str]] = {}
+    for rank, theirs in enumerate(descriptions):
+        for what, value in theirs.items():
+            teller, said = first.setdefault(what, (rank, value))
+            if said != value:
+                return f"{what}: rank {teller} has {said}, rank {rank} has {value}"
+    return None
+
+
 def marked_anywhere(exchange: Exchange, marks: Sequence[bool]) -> list[bool]:
     """For each place, whether any rank marks it; waits for all."""
     mine = [sum(mark << i for i, mark in enumerate(marks[at : at + MARKS])) for at in range(0, len(marks), MARKS)]

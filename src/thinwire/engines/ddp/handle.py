@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.channel import Channel, Given, longest_message
 from thinwire.checkpoint import OnResize, prepared, save
 from thinwire.engines.ddp.agreement import load_together_, marked_anywhere
-from thinwire.engines.ddp.attachment import Attachment, trained
+from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
+from thinwire.engines.ddp.holding import Bucket, Holding
 from thinwire.engines.ddp.hook import Plug
 from thinwire.engines.ddp.verdict import Common, Verdict
-from thinwire.engines.flush import apply_, dense_channel, forget_, owed
+from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
@@ -54,7 +53,7 @@ class Handle:
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        holding: Holding,
         channel: Channel,
         exchange: Exchange,
         given: Attachment,
@@ -62,11 +61,11 @@ class Handle:
     ) -> None:
         self.channel, self.ledger = channel, Ledger(exchange.size, every=given.ledger_every)
         self._exchange, self._given, self._step_sizes = exchange, given, step_sizes
-        self._parameters = trained(ddp)
+        self._parameters, self._council, self._apply = holding.parameters, holding.council, holding.apply
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         moments = given.moments
         self._moments = None if moments is None else SecondMoments(channel, moments, self._parameters)
-        self._common = Common(ddp, channel, step_sizes)
+        self._common = Common(holding.ddp, channel, step_sizes, holding.shard)
         self._buckets: dict[tuple[str, ...], tuple[Layout, MemoryOrder]] = {}
         self._errors: list[ThinwireError] = []
         self._arrivals: list[Arrival] = []
@@ -74,8 +73,7 @@ class Handle:
         self._threads: set[int] = set()
         self.plug: weakref.ref[Plug] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
-        watches = bool(getattr(ddp, "static_graph", False)) or ddp.find_unused_parameters
-        self._used: set[str] | None = set() if watches else None
+        self._used: set[str] | None = set() if holding.watches_use else None
         hooks = [] if self._used is None else _watch_use(self._parameters, self._used)
         self._unwatch = weakref.finalize(self, _remove, hooks)
         self._unwatch.atexit = False
@@ -113,8 +111,8 @@ class Handle:
         self._check_between_steps("load_state_dict")
         self._give_up()
         self._forget_use()
-        self._exchange.begin("loading a state")
-        load_together_(self._exchange, partial(prepared, self.channel, state, on_resize))
+        self._council.begin("loading a state")
+        load_together_(self._council, partial(prepared, self.channel, state, on_resize))
 
     def flush(self) -> float:
         """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.
@@ -125,7 +123,7 @@ class Handle:
         """
         self._check_between_steps("flush")
         self._give_up()
-        self._exchange.begin("flushing the memories")
+        self._council.begin("flushing the memories")
         updates = owed(self.channel, self._step_sizes)
         dense = dense_channel(self.channel, updates)
         for name, update in updates.items():
@@ -138,7 +136,7 @@ class Handle:
         self._errors = []
         if error is not None:
             raise error
-        norm = apply_(self._parameters, updates)
+        norm = self._apply(updates)
         forget_(self.channel, updates)
         return norm
 
@@ -157,7 +155,7 @@ class Handle:
         self._unwatch()
         return self.state_dict()
 
-    def exchange(self, bucket: GradBucket) -> Future[Tensor]:
+    def exchange(self, bucket: Bucket) -> Future[Tensor]:
         """Exchange one bucket: what the comm hook does."""
         try:
             if bucket.index() == 0:
@@ -175,13 +173,13 @@ class Handle:
         """Begin a step; one whose backward pass broke off is undone first."""
         self._give_up()
         self._threads = {threading.get_ident()}
-        self._exchange.begin(f"step {self.channel.step}")
-        self._common.look(self._exchange)
+        self._council.begin(f"step {self.channel.step}")
+        self._common.look(self._council)
         if self._step_sizes is not None:
             self.ledger.see(self._common.rates, self._step_sizes.peaks())
         self._warned = self._warned or warn_of_decay(self.channel, self._step_sizes, self.ledger.rate_fall)
 
-    def _send(self, bucket: GradBucket) -> Arrival:
+    def _send(self, bucket: Bucket) -> Arrival:
         flat = bucket.buffer().detach()  # with create_graph=True it is part of a graph
         if flat.is_cuda:
             self._threads.add(threading.main_thread().ident or 0)  # there autograd calls from threads of its own
@@ -239,7 +237,7 @@ class Handle:
         sent = arrival.sent
         self.ledger.add(traffic, sent.layout.numel, sent.norms, sent.elements)
 
-    def _bucket(self, bucket: GradBucket) -> tuple[Layout, MemoryOrder]:
+    def _bucket(self, bucket: Bucket) -> tuple[Layout, MemoryOrder]:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         if names not in self._buckets:
             layout = self.channel.layout(names)
@@ -250,7 +248,7 @@ class Handle:
         """Which parameters some rank used this step; DDP drops the others' results, so nothing is sent for them."""
         if self._used is None:
             return None
-        return marked_anywhere(self._exchange, [piece.name in self._used for piece in layout.pieces])
+        return marked_anywhere(self._council, [piece.name in self._used for piece in layout.pieces])
 
     def _moment(self, moments: SecondMoments, layout: Layout, scale: float) -> Tensor | None:
         """The bucket's second moments. What is wrong with them is kept until DDP is done, for other ranks wait."""
@@ -259,7 +257,7 @@ class Handle:
         moment = moments.take(layout, scale, errors)
         self._errors += errors
         try:
-            moments.check_terms(layout, terms, self._exchange)
+            moments.check_terms(layout, terms, self._council)
         except ThinwireError as error:
             self._errors.append(error)
         return moment
@@ -345,7 +343,7 @@ class Handle:
     def _verdict(self, channel: Channel, *, active: bool) -> Verdict:
         """Whether all ranks can take what a channel has received, and how many of them had data."""
         problem = self._errors[0] if self._errors else None
-        verdict = Verdict.agreed(self._exchange, problem, channel.fault, active, self._common)
+        verdict = Verdict.agreed(self._council, problem, channel.fault, active, self._common)
         channel.fault = verdict.fault
         if verdict.error is not None:
             self._errors = [verdict.error]

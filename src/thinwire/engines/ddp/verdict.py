@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.channel import Channel
 from thinwire.checkpoint import digest
-from thinwire.engines.ddp.agreement import first_difference, told
+from thinwire.engines.ddp.agreement import first_clash, told
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ThinwireError, WireError
 from thinwire.exchange import Exchange
@@ -41,8 +41,11 @@ class HeldInCommon(Protocol):
 class Common:
     """Step sizes, common state, and how `ddp.join` divides. Each message carries a digest of it, the mark."""
 
-    def __init__(self, ddp: DistributedDataParallel, channel: Channel, step_sizes: StepSizes | None) -> None:
-        self._ddp, self._channel, self._step_sizes = weakref.ref(ddp), channel, step_sizes
+    def __init__(
+        self, ddp: DistributedDataParallel | None, channel: Channel, step_sizes: StepSizes | None, shard: str = ""
+    ) -> None:
+        self._ddp = None if ddp is None else weakref.ref(ddp)
+        self._channel, self._step_sizes, self._shard = channel, step_sizes, shard
         self.step_sizes: dict[str, float] | None = None
         self.rates: list[float] = []
         self.divides_by_active = False
@@ -50,7 +53,7 @@ class Common:
 
     def look(self, exchange: Exchange) -> None:
         """See how things stand at the beginning of a step."""
-        ddp = self._ddp()
+        ddp = None if self._ddp is None else self._ddp()
         joining = ddp is not None and _is_joining(ddp)
         self.divides_by_active = joining and not getattr(ddp, "_divide_by_initial_world_size", True)
         if self._step_sizes is not None:
@@ -71,8 +74,11 @@ class Common:
     def _slots(self) -> dict[str, str]:
         server = self._channel.server
         turn = self._channel.clock.now.turn
+        where = f" in {self._shard}" if self._shard else ""
         return {
-            f"slot {slot.name!r} of parameter {name!r}": f"checksum {digest(server.settled(name, slot.name, turn)):08x}"
+            f"slot {slot.name!r} of parameter {name!r}{where}": (
+                f"checksum {digest(server.settled(name, slot.name, turn)):08x}"
+            )
             for name in self._channel.parameters
             for slot in server.slots_of(name)
         }
@@ -139,7 +145,7 @@ def _explained(
         answers = told(exchange, [text, found, common.describe()], "telling what went wrong")
     except WireError as error:  # the words were damaged too: no rank takes the step, and this one says what it knows
         return Verdict(problem or error, None, factor)
-    difference = first_difference([description for _, _, description in answers])
+    difference = first_clash([description for _, _, description in answers])
     if difference is not None:
         words = (
             f"ranks have drifted apart in {difference}; no rank has taken the step. Give every rank the same settings"

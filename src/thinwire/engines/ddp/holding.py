@@ -1,0 +1,64 @@
+"""What a handle exchanges: a model's parameters whole, or the shards of them that are this rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.engines.ddp.attachment import trained
+from thinwire.engines.flush import apply_
+from thinwire.exchange import Exchange
+
+
+class Bucket(Protocol):
+    """Some of the tensors that a handle holds, with their gradients laid out one behind the other; as DDP makes them.
+
+    All ranks give a handle the same buckets in the same order in every step: the first has the index 0.
+    """
+
+    def index(self) -> int:
+        """Its place in the order."""
+
+    def is_last(self) -> bool:
+        """Whether the step ends with it."""
+
+    def parameters(self) -> Sequence[Tensor]:
+        """Whose gradients it holds."""
+
+    def buffer(self) -> Tensor:
+        """The gradients; where the step is done, what was exchanged."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a handle is made for."""
+
+    parameters: Mapping[str, Tensor]
+    """What each name stands for: a parameter, or this rank's shard of it."""
+    council: Exchange
+    """All ranks that take a step together or not at all: those of the exchange, or where that joins the holders of one
+    shard, those of all shards."""
+    apply: Callable[[Mapping[str, Tensor]], float]
+    """Subtract flat updates; gives their norm."""
+    ddp: DistributedDataParallel | None = None
+    """Whose buckets they are."""
+    shard: str = ""
+    """Which shard, in words; empty where parameters are whole."""
+
+    @staticmethod
+    def of_ddp(ddp: DistributedDataParallel, exchange: Exchange) -> Holding:
+        """The parameters of a DDP model, whole."""
+        parameters = trained(ddp)
+        return Holding(parameters, exchange, partial(apply_, parameters), ddp)
+
+    @property
+    def watches_use(self) -> bool:
+        """Whether ranks tell each other which parameters they used."""
+        return self.ddp is not None and (
+            bool(getattr(self.ddp, "static_graph", False)) or self.ddp.find_unused_parameters
+        )
