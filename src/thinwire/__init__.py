@@ -19,6 +19,7 @@ from thinwire.compressors import TopK as TopK
 from thinwire.compressors import Unbias as Unbias
 from thinwire.engines.ddp import Handle as Handle
 from thinwire.engines.ddp import attach as attach
+from thinwire.engines.fsdp import attach_fsdp as attach_fsdp
 from thinwire.engines.outer import Outer as Outer
 from thinwire.engines.outer import OuterHandle as OuterHandle
 from thinwire.engines.outer import OuterSimulation as OuterSimulation

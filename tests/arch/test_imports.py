@@ -77,6 +77,8 @@ def make_package(folder: Path, modules: dict[str, str]) -> None:
 MAY_DISTRIBUTE = (
     "thinwire.exchange",
     "thinwire.engines.ddp",
+    "thinwire.engines.fsdp",
+    "thinwire.engines.sites",
     "thinwire.bench.ddp_step",
     "thinwire.lab",
     "thinwire.training",

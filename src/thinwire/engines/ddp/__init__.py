@@ -18,19 +18,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.channel import Channel
 from thinwire.engines.ddp.agreement import agreement
-from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, trained, unwrapped
+from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, unwrapped
 from thinwire.engines.ddp.handle import Handle as Handle
 from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.ddp.hook import plug_in
-from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
-from thinwire.engines.step_sizes import StepSizes
+from thinwire.engines.ddp.making import WATCHED, handle_of
 from thinwire.exchange import Exchange, Group
 from thinwire.exchange.group import assemble
-from thinwire.feedback import Need, Rule
+from thinwire.feedback import Rule
 from thinwire.spec import rule_from
 
 if TYPE_CHECKING:
@@ -78,22 +75,9 @@ def attach(
     with agreement(carrier) as mine:
         check_model(module)
         given = Attachment(optimizer, moments, scaler, nonfinite, seed, ledger_every)
-        handle = _handle(module, carrier, rule_from(rule), given)
+        holding, call = Holding.of_ddp(module, carrier), "attach(ddp, rule, optimizer)"
+        handle = handle_of(holding, carrier, rule_from(rule), given, call=call, moments=WATCHED)
         mine |= handle.describe()
     handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
     handle.plug = weakref.ref(plug_in(module, handle))
     return handle
-
-
-def _handle(ddp: DistributedDataParallel, exchange: Exchange, rule: Rule, given: Attachment) -> Handle:
-    """The handle of a rule that has all it needs."""
-    parameters, optimizer = trained(ddp), given.optimizer
-    channel = Channel(rule, parameters, rank=exchange.rank, size=exchange.size, seed=given.seed)
-    step_sizes = None if optimizer is None else StepSizes(parameters, optimizer)
-    check_need(channel, Need.STEP_SIZE, step_sizes is not None, "attach(ddp, rule, optimizer)")
-    remedy = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
-    check_need(channel, Need.MOMENTS, given.moments is not None, remedy)
-    check_one_backward(channel)
-    check_momentum(channel, step_sizes)
-    warn_of_optimizer(channel, step_sizes, stacklevel=4)
-    return Handle(Holding.of_ddp(ddp, exchange), channel, exchange, given, step_sizes)

@@ -62,8 +62,9 @@ class Loadable(Protocol):
         """Put it into its place."""
 
 
-def load_together_(exchange: Exchange, prepare: Callable[[], Loadable]) -> None:
-    """Load a state on every rank or on none: each tells whether it fits, and which moment of which run it is of."""
+def load_together_(exchange: Exchange, prepare: Callable[[], Loadable], shard: str = "") -> None:
+    """Load a state on every rank or on none: each tells whether it fits, and which moment of which run it is of.
+    Slots are the same on the ranks that hold the same shard."""
     fitting, problem = None, None
     try:
         fitting = prepare()
@@ -72,13 +73,14 @@ def load_together_(exchange: Exchange, prepare: Callable[[], Loadable]) -> None:
     except Exception as error:  # whatever a strange object raises: the other ranks are waiting and must hear of it
         problem = StateError(f"this is not a state that can be loaded: {type(error).__name__}: {error}")
     trouble = None if problem is None else str(problem)
-    answers = told(exchange, [trouble, {} if fitting is None else fitting.common()], "load_state_dict")
+    common = {} if fitting is None else _of_shard(fitting.common(), shard)
+    answers = told(exchange, [trouble, common], "load_state_dict")
     if problem is not None:
         raise problem
     for rank, (theirs, _) in enumerate(answers):
         if theirs is not None:
             raise StateError(f"rank {rank} could not load its state, so no rank has: {theirs}")
-    difference = first_difference([common for _, common in answers])
+    difference = first_clash([theirs for _, theirs in answers])
     if difference is not None:
         raise StateError(
             f"ranks load states of different moments or runs: they differ in {difference}. Load the same checkpoint on "
@@ -86,6 +88,11 @@ def load_together_(exchange: Exchange, prepare: Callable[[], Loadable]) -> None:
         )
     assert fitting is not None
     fitting.commit_()
+
+
+def _of_shard(common: Mapping[str, str], shard: str) -> dict[str, str]:
+    where = f" in {shard}" if shard else ""
+    return {f"{what}{where}" if what.startswith("slot ") else what: value for what, value in common.items()}
 
 
 def first_difference(descriptions: Sequence[Mapping[str, str]]) -> str | None:

@@ -64,8 +64,9 @@ def unwrapped(ddp: torch.nn.Module) -> DistributedDataParallel:
     if not isinstance(module, DistributedDataParallel):
         if any("FSDP" in kind.__name__ or "FullySharded" in kind.__name__ for kind in type(module).__mro__):
             raise AttachError(
-                f"attach does not serve FSDP ({type(module).__name__}), whose ranks hold shards of parameters: if the "
-                "model fits on every rank, use torch.nn.parallel.DistributedDataParallel in place of it"
+                f"{type(module).__name__} holds shards of parameters: use thinwire.attach_fsdp(model, rule, optimizer, "
+                "mesh=mesh) with fully_shard (FSDP2), whose mesh has the sites in one dimension and the ranks of a "
+                "site in the other. torch's older FullyShardedDataParallel is not served"
             )
         raise AttachError(
             "attach takes a torch.nn.parallel.DistributedDataParallel, "

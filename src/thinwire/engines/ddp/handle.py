@@ -15,12 +15,12 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from thinwire.channel import Channel, Given, longest_message
-from thinwire.checkpoint import OnResize, prepared, save
+from thinwire.checkpoint import OnResize, prepared
 from thinwire.engines.ddp.agreement import load_together_, marked_anywhere
 from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding
-from thinwire.engines.ddp.hook import Plug
+from thinwire.engines.ddp.hook import Plugs
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
@@ -61,7 +61,7 @@ class Handle:
     ) -> None:
         self.channel, self.ledger = channel, Ledger(exchange.size, every=given.ledger_every)
         self._exchange, self._given, self._step_sizes = exchange, given, step_sizes
-        self._parameters, self._council, self._apply = holding.parameters, holding.council, holding.apply
+        self._holding, self._parameters, self._council = holding, holding.parts, holding.council
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         moments = given.moments
         self._moments = None if moments is None else SecondMoments(channel, moments, self._parameters)
@@ -71,10 +71,10 @@ class Handle:
         self._arrivals: list[Arrival] = []
         self._waiting: list[Arrival] = []
         self._threads: set[int] = set()
-        self.plug: weakref.ref[Plug] | None = None  # weak, or model and handle would wait for the garbage collector
+        self.plug: weakref.ref[Plugs] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
         self._used: set[str] | None = set() if holding.watches_use else None
-        hooks = [] if self._used is None else _watch_use(self._parameters, self._used)
+        hooks = [] if self._used is None else _watch_use(holding.named, self._used)
         self._unwatch = weakref.finalize(self, _remove, hooks)
         self._unwatch.atexit = False
 
@@ -94,14 +94,14 @@ class Handle:
             "find_unused_parameters or static_graph": str(self._used is not None),
         }
         settings |= {} if self._step_sizes is None else self._step_sizes.settings()
-        return settings | {f"parameter {n!r}": f"{list(i.shape)} {i.dtype}" for n, i in channel.parameters.items()}
+        return settings | self._holding.describe()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state as of the last finished step. Every rank must save its own: memories differ.
 
         It may be called at any moment, from a signal handler or another thread too: a step under way is not disturbed.
         """
-        return save(self.channel)
+        return self._holding.save(self.channel)
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load this rank's state, or the merged states of another number of ranks (see `merge_states`).
@@ -112,7 +112,11 @@ class Handle:
         self._give_up()
         self._forget_use()
         self._council.begin("loading a state")
-        load_together_(self._council, partial(prepared, self.channel, state, on_resize))
+        load_together_(
+            self._council,
+            lambda: prepared(self.channel, self._holding.kept(self.channel, state), on_resize),
+            self._holding.shard,
+        )
 
     def flush(self) -> float:
         """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.
@@ -136,7 +140,7 @@ class Handle:
         self._errors = []
         if error is not None:
             raise error
-        norm = self._apply(updates)
+        norm = self._holding.apply(updates)
         forget_(self.channel, updates)
         return norm
 
@@ -151,7 +155,7 @@ class Handle:
             self.flush()
         plug = None if self.plug is None else self.plug()
         if plug is not None:
-            plug.handle = None
+            plug.unplug()
         self._unwatch()
         return self.state_dict()
 
@@ -279,7 +283,7 @@ class Handle:
             arrival.deliver(verdict.taken, verdict.factor)
         self._arrivals = []
         if in_backward:
-            _at_end_of_backward(lambda: _at_end_of_backward(self._finish))
+            at_end_of_backward(lambda: at_end_of_backward(self._finish))
         else:
             with suppress(NonFiniteGradient):
                 self._finish()
@@ -326,6 +330,10 @@ class Handle:
             self.channel.receive(arrival.sent, messages, arrival.gradient)
         elif arrival.flags is not None:
             self.channel.receive_total(arrival.sent, arrival.flags, messages, arrival.gradient)
+
+    def complain(self, error: ThinwireError) -> None:
+        """Refuse the step under way, on all ranks: what something went wrong with that was to be exchanged."""
+        self._errors.append(error)
 
     def _attempt(self, reading: Callable[[], object]) -> None:
         """Do what may fail on this rank alone; the others wait for the verdict, and must hear of it."""
@@ -392,7 +400,7 @@ def _remove(hooks: list[Any]) -> None:
         hook.remove()
 
 
-def _at_end_of_backward(callback: Callable[[], None]) -> None:
+def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward pass is done, after all callbacks that were queued before."""
     engine: Any = Variable._execution_engine
     engine.queue_callback(callback)

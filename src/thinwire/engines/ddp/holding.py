@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.channel import Channel
+from thinwire.checkpoint import save
 from thinwire.engines.ddp.attachment import trained
 from thinwire.engines.flush import apply_
 from thinwire.exchange import Exchange
+
+if TYPE_CHECKING:
+    from thinwire.engines.sites.resharding import Resharding
 
 
 class Bucket(Protocol):
@@ -38,8 +43,10 @@ class Bucket(Protocol):
 class Holding:
     """What a handle is made for."""
 
-    parameters: Mapping[str, Tensor]
-    """What each name stands for: a parameter, or this rank's shard of it."""
+    named: Mapping[str, Tensor]
+    """The parameters as the optimizer has them, by the names they have in the model."""
+    parts: Mapping[str, Tensor]
+    """What this rank exchanges of each: all of it, or its shard."""
     council: Exchange
     """All ranks that take a step together or not at all: those of the exchange, or where that joins the holders of one
     shard, those of all shards."""
@@ -49,12 +56,14 @@ class Holding:
     """Whose buckets they are."""
     shard: str = ""
     """Which shard, in words; empty where parameters are whole."""
+    resharding: Resharding | None = None
+    """How states of shards are saved."""
 
     @staticmethod
     def of_ddp(ddp: DistributedDataParallel, exchange: Exchange) -> Holding:
         """The parameters of a DDP model, whole."""
         parameters = trained(ddp)
-        return Holding(parameters, exchange, partial(apply_, parameters), ddp)
+        return Holding(parameters, parameters, exchange, partial(apply_, parameters), ddp)
 
     @property
     def watches_use(self) -> bool:
@@ -62,3 +71,16 @@ class Holding:
         return self.ddp is not None and (
             bool(getattr(self.ddp, "static_graph", False)) or self.ddp.find_unused_parameters
         )
+
+    def describe(self) -> dict[str, str]:
+        """The parameters, as texts that are the same on every rank."""
+        return {f"parameter {name!r}": f"{list(each.shape)} {each.dtype}" for name, each in self.named.items()}
+
+    def save(self, channel: Channel) -> dict[str, Any]:
+        """A channel's state as it is kept."""
+        state = save(channel)
+        return state if self.resharding is None else self.resharding.widen(channel, state)
+
+    def kept(self, channel: Channel, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of a channel that was kept so."""
+        return state if self.resharding is None else self.resharding.narrow(channel, state)

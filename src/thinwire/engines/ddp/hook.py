@@ -23,6 +23,13 @@ class Exchanges(Protocol):
     def exchange(self, bucket: GradBucket) -> Future[Tensor]: ...
 
 
+class Plugs(Protocol):
+    """What a handle is put into."""
+
+    def unplug(self) -> None:
+        """Take the handle out: gradients are averaged dense from now on."""
+
+
 class Plug:
     """The state of DDP's hook. DDP cannot drop a hook: without a handle it averages gradients as DDP itself does.
 
@@ -33,6 +40,10 @@ class Plug:
     def __init__(self, group: dist.ProcessGroup | None, *, loose: bool = False) -> None:
         self.group, self.loose = group, loose
         self.handle: Exchanges | None = None
+
+    def unplug(self) -> None:
+        """Take the handle out."""
+        self.handle = None
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         if self.handle is not None:
