@@ -12,16 +12,21 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import NonFiniteGradient
-from thinwire.feedback import Feedback, Need, Round, Rule, Signal, rule_of
+from thinwire.feedback import Feedback, Need, Round, Rule, Signal, Slot, rule_of
 from thinwire.feedback.family.participation import takes_part
+from thinwire.hub import Answer, Answers, Asked, Hub, Shares
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
+from thinwire.owners import Owners
 from thinwire.payload import Empty, Payload
 from thinwire.payload.base import Count, both_counts
-from thinwire.payload.letter import FINITE, Expected, Letter, read, read_late, write
+from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, write
 from thinwire.payload.sums import Summand, read_total
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
+
+COMMON = 1
+"""The place of what all ranks hold alike among a channel's stores."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Outgoing:
     norms: Mapping[str, Norms]
     summand: Summand | None = None
     """What may be added up on its way in place of the letter."""
+    shares: Shares | None = None
+    """Letters to every owner in place of the letter, which is then this rank's to itself."""
 
     @property
     def message(self) -> Tensor:
@@ -106,6 +113,7 @@ class Channel:
         size: int,
         seed: int = 0,
         beside: Channel | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self.rule, self.rank, self.size, self.seed = rule, rank, size, seed
         infos = {name: ParameterInfo.of(i, p) for i, (name, p) in enumerate(parameters.items())}
@@ -113,8 +121,11 @@ class Channel:
         self.rules = {name: rule_of(rule, name, info.numel) for name, info in infos.items()}
         for each in set(self.rules.values()):
             each.admit_workers(size)
+        self.hub = None if owners is None else Hub(owners, self.rules, infos, rank)
+        """What this rank does of the server's work, where that is shared out (`exchange="server"`)."""
+        self.rules = self.rules if self.hub is None else self.hub.rules
         self.worker = Store({n: [s for s in r.slots if s.per_worker] for n, r in self.rules.items()}, infos, size)
-        common = {n: [s for s in r.slots if not s.per_worker] for n, r in self.rules.items()}
+        common = {n: [s for s in r.slots if not (s.per_worker or self.is_owned(n, s))] for n, r in self.rules.items()}
         self.server: Store = beside.server if beside is not None else Store(common, infos, size)
         self.clock: Clock = beside.clock if beside is not None else Clock()
         self.run = 0
@@ -123,6 +134,15 @@ class Channel:
         self._groups: dict[Layout, tuple[Part, ...]] = {}
         self._groups_of = self.started
         self._name, self._method = str(rule), zlib.crc32(str(rule).encode())
+
+    def is_owned(self, name: str, slot: Slot) -> bool:
+        """Whether a common slot is kept by owners of shares, each its own."""
+        return self.hub is not None and any(own.name == slot.name for own in self.hub.hops[name].slots)
+
+    @property
+    def stores(self) -> list[Store]:
+        """All that is remembered: each worker's own, what all have in common, and a server's share."""
+        return [self.worker, self.server, *([] if self.hub is None else [self.hub.store])]
 
     @property
     def step(self) -> int:
@@ -191,8 +211,9 @@ class Channel:
             if given.measure:
                 norms |= self._measure(part, signal)
         expected = self._expected(layout, parts, given.mark)
+        shares = self._shares(parts, payloads, expected, flag, given)
         return Outgoing(
-            letter=write(payloads, expected.digest, flag, self.rank),
+            letter=write(payloads, expected.digest, flag, self.rank) if shares is None else shares.letters[self.rank],
             expected=expected,
             fixed=all(payload.fixed and not p.rule.varies for p, payload in zip(parts, payloads, strict=True)),
             elements=_elements(payloads),
@@ -200,8 +221,22 @@ class Channel:
             parts=parts,
             scale=given.scale,
             norms=norms,
-            summand=_summand(parts, payloads, flag),
+            summand=None if shares is not None else _summand(parts, payloads, flag),
+            shares=shares,
         )
+
+    def _shares(
+        self, parts: Sequence[Part], payloads: Sequence[Payload], expected: Expected, flag: Tensor, given: Given
+    ) -> Shares | None:
+        """What goes to each owner, where the server's work is shared out."""
+        if self.hub is None:
+            return None
+        sizes = given.step_sizes
+        asked = [
+            Asked(part, self.hub.owners.cut(part.layout), self._rescale(part, sizes), self._held(part, sizes))
+            for part in parts
+        ]
+        return self.hub.shares(asked, payloads, expected, flag)
 
     def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
         """The bucket's pieces grouped by rule and by whether they were exchanged before.
@@ -350,12 +385,37 @@ class Channel:
         self._underway.begin_receiving(part)
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
-        round = Round(payloads, self._key().shared(), part.first)
-        part.rule.receive(round, part.layout, self.server.bind(part.layout), result)
+        state = self.server.bind(part.layout)
+        if isinstance(payloads, Answers):
+            payloads.hop.hear(payloads, state, result)
+        else:
+            part.rule.receive(Round(payloads, self._key().shared(), part.first), part.layout, state, result)
         if sent.scale != 1.0:
             result.mul_(sent.scale)
         if not alone:
             part.put(result, out, sent.layout)
+
+    def opened(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor) -> Contents:
+        """What all ranks say to this one as the owner of its shares."""
+        hub, shares = self._served(sent)
+        return hub.opened(shares, messages, sent.expected)
+
+    def answer(self, sent: Outgoing, contents: Contents | None) -> Answer:
+        """What this owner then has to tell everyone; None where it could not be read what it was told."""
+        hub, shares = self._served(sent)
+        return hub.answer(shares, contents, sent.expected, self._underway)
+
+    def receive_answers(
+        self, sent: Outgoing, flags: Sequence[int], messages: Sequence[Tensor] | Tensor, out: Tensor
+    ) -> Tensor:
+        """As `receive`, of what all owners have answered; every rank's flag was told to each of them."""
+        hub, shares = self._served(sent)
+        return self._received(sent, flags, hub.heard(shares, messages, sent.expected), out)
+
+    def _served(self, sent: Outgoing) -> tuple[Hub, Shares]:
+        assert self.hub is not None
+        assert sent.shares is not None
+        return self.hub, sent.shares
 
     # --------------------------------------------------------------------------------------------------- end of a step
 

@@ -83,6 +83,11 @@ class Ledger:
         if len(self._measured) > PATIENCE:
             self._read_norms()
 
+    def carry(self, traffic: Traffic) -> None:
+        """Book a second hop of an exchange that was added."""
+        self._step["sent_bytes"] += traffic.sent
+        self._step["received_bytes"] += traffic.received
+
     def see(self, rates: Sequence[float], peaks: Sequence[float]) -> None:
         """Note the learning rates of a step, and those that their schedules began with, which a resumed run has not
         seen."""

@@ -133,7 +133,7 @@ class Underway:
     def __init__(self, worker: Store, server: Store, clock: Clock) -> None:
         self._worker, self._server, self._clock = worker, server, clock
         self._sent: list[Part] = []
-        self._received: list[Part] = []
+        self._moved: list[tuple[Store, Layout]] = []
         self.unjudged: list[Unjudged] = []
         """What was received without looking at it."""
         self.held: set[str] = set()
@@ -147,20 +147,20 @@ class Underway:
     @property
     def has_begun(self) -> bool:
         """Whether anything was sent or received in it."""
-        return bool(self._sent or self._received)
+        return bool(self._moved)
 
     def begin_sending(self, part: Part) -> None:
         """The worker's state of a part is about to move."""
-        self._begin(self._worker, part.layout)
+        self.begin(self._worker, part.layout)
         self._sent.append(part)
 
     def begin_receiving(self, part: Part) -> None:
         """The common state of a part is about to move."""
-        self._begin(self._server, part.layout)
-        self._received.append(part)
+        self.begin(self._server, part.layout)
 
-    def _begin(self, store: Store, layout: Layout) -> None:
+    def begin(self, store: Store, layout: Layout) -> None:
         """Note a layout's state before it moves: what `undo_` goes back to, and what is saved meanwhile."""
+        self._moved.append((store, layout))
         store.remember(layout)
         with self._clock.lock:
             store.move(layout, self._clock.now.turn)
@@ -191,9 +191,7 @@ class Underway:
 
     def _check_memories(self, rank: int) -> None:
         """Find out whether what this rank remembers, or all ranks hold in common, is still finite."""
-        moved = [(self._worker, part.layout) for part in self._sent]
-        moved += [(self._server, part.layout) for part in self._received]
-        flats = [pair for store, layout in moved for pair in store.vectors(layout)]
+        flats = [pair for store, layout in self._moved for pair in store.vectors(layout)]
         for layout, flat in _suspects(flats) if self.fault is None else ():
             place = int(first_nonfinite(flat, layout))
             if place != FINITE and self.fault is None:
@@ -208,15 +206,13 @@ class Underway:
     def undo_(self) -> None:
         """Put all that moved back into its place."""
         turn = self._clock.now.turn
-        for part in self._sent:
-            self._worker.restore(part.layout, turn)
-        for part in self._received:
-            self._server.restore(part.layout, turn)
+        for store, layout in self._moved:
+            store.restore(layout, turn)
         self.forget()
 
     def forget(self) -> None:
         """Let go of what `undo_` would need; the next step begins."""
-        self._sent, self._received, self.unjudged = [], [], []
+        self._sent, self._moved, self.unjudged = [], [], []
         self.held, self.step_sizes = set(), {}
         self.fault, self._memories_checked = None, False
 

@@ -43,6 +43,7 @@ class Run:
     decay_at: tuple[int, ...] = (7, 13)
     ddp: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 0.001})
     network: Callable[[], nn.Module] = network
+    exchange: str | None = None
     muon: bool = False
     """Weights by Newton-Schulz, biases by their signs."""
 
@@ -75,7 +76,7 @@ def train_ddp(
     ddp = DistributedDataParallel(model, **run.ddp)
     optimizer, schedule = optimizer_of(run, model)
     rule = thinwire.parse(run.rule)
-    handle = thinwire.attach(ddp, rule, optimizer, moments=watch(ddp, rule=rule))
+    handle = thinwire.attach(ddp, rule, optimizer, moments=watch(ddp, rule=rule), exchange=run.exchange)
     start = 0
     if resume is not None:
         start = resume[0]
@@ -108,7 +109,7 @@ def train_simulated(run: Run, workers: int) -> Parameters:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer, schedule = optimizer_of(run, model)
     rule = thinwire.parse(run.rule)
-    simulation = thinwire.Simulation(trained, rule, workers, optimizer=optimizer)
+    simulation = thinwire.Simulation(trained, rule, workers, optimizer=optimizer, exchange=run.exchange or "gather")
     moments = watch(model, rule=rule)
     for step in range(run.steps):
         gradients, squares = [], []

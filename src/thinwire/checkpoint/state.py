@@ -7,15 +7,17 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel
+from thinwire.channel import COMMON, Channel
 from thinwire.errors import StateError
 from thinwire.feedback import Need, Slot
 from thinwire.ops import checksum
+from thinwire.owners import Owners
 from thinwire.payload.message import raw
 from thinwire.step import Progress
 from thinwire.store import Store
@@ -31,8 +33,8 @@ def _key(name: str, slot: Slot, rank: int) -> str:
     return f"{slot.name}/rank{rank}/{name}" if slot.per_worker else f"{slot.name}/{name}"
 
 
-def _shape(channel: Channel, name: str, slot: Slot, workers: int) -> tuple[int, ...]:
-    full = channel.parameters[name].shape
+def _shape(store: Store, name: str, slot: Slot, workers: int) -> tuple[int, ...]:
+    full = store.parameters[name].shape
     shape = () if slot.single else (slot.length(full),) if slot.factored else full
     return (workers, *shape) if slot.copies else shape
 
@@ -46,12 +48,13 @@ def save(channel: Channel) -> dict[str, Any]:
     with channel.clock.lock:
         now = channel.clock.now
         slots: dict[str, Tensor] = {}
-        for store in (channel.worker, channel.server):
-            for name in channel.parameters:
+        for store in channel.stores:
+            for name in store.parameters:
                 for slot in store.slots_of(name):
                     settled = store.settled(name, slot.name, now.turn)
-                    shape = _shape(channel, name, slot, channel.size)
+                    shape = _shape(store, name, slot, channel.size)
                     slots[_key(name, slot, channel.rank)] = settled.reshape(shape).clone()
+    served = {} if channel.hub is None else {"owners": channel.hub.owners.least}
     return {
         "format": FORMAT,
         "method": str(channel.rule),
@@ -64,6 +67,7 @@ def save(channel: Channel) -> dict[str, Any]:
         # pairs, not a dict: a distributed checkpoint flattens dicts and loads only the keys that a fresh handle has
         "step_sizes": [[name, size] for name, size in sorted(now.step_sizes.items())],
         "slots": slots,
+        **served,
     }
 
 
@@ -84,7 +88,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         _check_fields(state)
     first = states[0]
     for state in states[1:]:
-        for field in ("format", "method", "run", "workers", "step", "seed"):
+        for field in ("format", "method", "run", "workers", "step", "seed", "owners"):
             if state.get(field) != first.get(field):
                 raise StateError(
                     f"states of different runs: {field} is {first.get(field)!r} in one and {state.get(field)!r} in "
@@ -112,17 +116,15 @@ class Fitting:
     progress: Progress
     seed: int
     run: int
-    worker: Mapping[tuple[str, str], Tensor]
-    """What each worker has of its own, by parameter and slot."""
-    server: Mapping[tuple[str, str], Tensor]
-    """What all have in common."""
+    stores: Sequence[Mapping[tuple[str, str], Tensor]]
+    """What is to stand in each of the channel's stores, by parameter and slot."""
 
     @torch.no_grad()
     def commit_(self) -> None:
         """Put it into the channel."""
         channel = self.channel
         with channel.clock.lock:
-            for store, fresh in ((channel.worker, self.worker), (channel.server, self.server)):
+            for store, fresh in zip(channel.stores, self.stores, strict=True):
                 for (name, slot), saved in fresh.items():
                     store.write(name, slot, saved)
             channel.seed, channel.run = self.seed, self.run
@@ -132,7 +134,7 @@ class Fitting:
         """What must be the same on every rank, as texts; slots by their checksums."""
         slots = {
             f"slot {slot!r} of parameter {name!r}": f"checksum {digest(tensor):08x}"
-            for (name, slot), tensor in self.server.items()
+            for (name, slot), tensor in self.stores[COMMON].items()
         }
         started = zlib.crc32(json.dumps(sorted(self.progress.started)).encode())
         sizes = zlib.crc32(json.dumps(sorted(self.progress.step_sizes.items())).encode())
@@ -164,17 +166,17 @@ def prepared(channel: Channel, state: Mapping[str, Any], on_resize: OnResize) ->
             'with on_resize="reset"'
         )
     reset = workers != channel.size and on_resize == "reset"
-    worker, server = (
+    stores = [
         {
             (name, slot.name): _initial(store, name, slot) if reset else _fitting(channel, store, state, name, slot)
-            for name in channel.parameters
+            for name in store.parameters
             for slot in store.slots_of(name)
         }
-        for store in (channel.worker, channel.server)
-    )
+        for store in channel.stores
+    ]
     sizes = {name: float(size) for name, size in state["step_sizes"]}
     done = Progress(int(state["step"])) if reset else Progress(int(state["step"]), frozenset(state["started"]), sizes)
-    return Fitting(channel, done, int(state["seed"]), int(state.get("run", 0)), worker, server)
+    return Fitting(channel, done, int(state["seed"]), int(state.get("run", 0)), stores)
 
 
 def _initial(store: Store, name: str, slot: Slot) -> Tensor:
@@ -183,7 +185,9 @@ def _initial(store: Store, name: str, slot: Slot) -> Tensor:
 
 def _fitting(channel: Channel, store: Store, state: Mapping[str, Any], name: str, slot: Slot) -> Tensor:
     """A saved slot in the type and on the device of this run's, and still finite there."""
-    saved, view = _slot(channel, state, name, slot, int(state["workers"])), store.view(name, slot.name)
+    owned = channel.hub is not None and store is channel.hub.store
+    find = _owned if owned else _slot
+    saved, view = find(channel, state, name, slot, int(state["workers"])), store.view(name, slot.name)
     fitting = saved.detach().to(view.device, view.dtype)
     if not bool(torch.isfinite(fitting).all()):
         raise StateError(
@@ -237,6 +241,7 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
             raise StateError(f"the state's {field} cannot be {state[field]!r}: the file is damaged")
     if state["format"] != FORMAT:
         raise StateError(f"the state has format {state['format']}, this thinwire reads format {FORMAT}")
+    _check_owners(channel, state)
     if state["method"] != str(channel.rule):
         raise StateError(f"the state belongs to {state['method']}, this run uses {channel.rule}: attach the same rule")
     _check_names(channel, state)
@@ -248,6 +253,20 @@ def _check(channel: Channel, state: Mapping[str, Any]) -> None:
         raise StateError(
             f"the state's parameters are not this model's: {name!r} {_shaped(theirs.get(name))} in the state and "
             f"{_shaped(mine.get(name))} here ({len(odd)} differ)"
+        )
+
+
+def _check_owners(channel: Channel, state: Mapping[str, Any]) -> None:
+    """Whether the state is of a run with the same exchange."""
+    least = state.get("owners")
+    if least is not None and not _whole(least, 1, 1 << 62):
+        raise StateError(f"the state's owners cannot be {least!r}: the file is damaged")
+    mine = None if channel.hub is None else channel.hub.owners
+    if least != (None if mine is None else mine.least):
+        theirs = None if least is None else Owners(1, least)
+        raise StateError(
+            f"the state was saved under {theirs or 'a gather'}, this run uses {mine or 'a gather'}: attach with the "
+            "same exchange=, or flush() before saving and begin anew"
         )
 
 
@@ -267,17 +286,40 @@ def _check_names(channel: Channel, state: Mapping[str, Any]) -> None:
 
 def _slot(channel: Channel, state: Mapping[str, Any], name: str, slot: Slot, workers: int) -> Tensor:
     """A slot's saved value for this rank, or what takes its place in another number of workers."""
+    store = channel.worker
     if workers == channel.size:
-        return _saved(state, _key(name, slot, channel.rank), _shape(channel, name, slot, workers))
+        return _saved(state, _key(name, slot, channel.rank), _shape(store, name, slot, workers))
     if slot.resize != "average":
         source = next(s for s in channel.rules[name].slots if s.name == slot.resize)
-        return _saved(state, _key(name, source, 0), _shape(channel, name, source, workers))
+        if channel.is_owned(name, source):
+            return _all_shares(channel, state, name, source.name, workers).view(_shape(store, name, source, workers))
+        return _saved(state, _key(name, source, 0), _shape(store, name, source, workers))
     if slot.copies:
-        rows = _saved(state, _key(name, slot, 0), _shape(channel, name, slot, workers))
+        rows = _saved(state, _key(name, slot, 0), _shape(store, name, slot, workers))
         return _average(list(rows)).expand(channel.size, *rows.shape[1:])
     if not slot.per_worker:
-        return _saved(state, _key(name, slot, 0), _shape(channel, name, slot, workers))
-    return _average([_saved(state, _key(name, slot, rank), _shape(channel, name, slot, 1)) for rank in range(workers)])
+        return _saved(state, _key(name, slot, 0), _shape(store, name, slot, workers))
+    return _average([_saved(state, _key(name, slot, rank), _shape(store, name, slot, 1)) for rank in range(workers)])
+
+
+def _owned(channel: Channel, state: Mapping[str, Any], name: str, slot: Slot, workers: int) -> Tensor:
+    """An owner's slot of its own share; among another number of workers the shares are cut anew."""
+    assert channel.hub is not None
+    if workers == channel.size:
+        return _saved(state, _key(name, slot, channel.rank), _shape(channel.hub.store, name, slot, workers))
+    own = channel.hub.share(name, channel.parameters[name])
+    return _all_shares(channel, state, name, slot.name, workers)[own]
+
+
+def _all_shares(channel: Channel, state: Mapping[str, Any], name: str, slot: str, workers: int) -> Tensor:
+    """What all owners of a parameter's shares had saved, in the parameter's order."""
+    info, owners = channel.parameters[name], Owners(workers, int(state["owners"]))
+    return torch.cat(
+        [
+            _saved(state, f"{slot}/rank{owners.owner(info.index, place)}/{name}", (stop - start,))
+            for place, (start, stop) in enumerate(pairwise(owners.bounds(info.numel)))
+        ]
+    )
 
 
 def _average(tensors: Sequence[Tensor]) -> Tensor:

@@ -27,10 +27,20 @@ def owed(channel: Channel, step_sizes: StepSizes | None) -> dict[str, Tensor]:
             f"flush applies what {channel.rule} has not sent of {unknown[0]!r} as an update, and needs its step size: "
             "pass the optimizer to attach or to the simulation. (detach(flush=False) leaves it in the state)"
         )
-    return {
-        name: channel.worker.view(name, channel.rules[name].owes[0]) * (channel.step_sizes[name] * signs.get(name, 1.0))
-        for name in named
-    }
+    return {name: _owed(channel, name) * (channel.step_sizes[name] * signs.get(name, 1.0)) for name in named}
+
+
+def _owed(channel: Channel, name: str) -> Tensor:
+    """What this rank has not passed on of a parameter: its memory, and n times a server's for its own numbers, for the
+    server's is of the mean of n."""
+    memory = channel.worker.view(name, channel.rules[name].owes[0])
+    hub = channel.hub
+    own, slot = (None, None) if hub is None else (hub.share(name, channel.parameters[name]), hub.hops[name].owes)
+    if hub is None or own is None or slot is None:
+        return memory
+    memory = memory.clone()
+    memory[own].add_(hub.store.view(name, slot), alpha=channel.size)
+    return memory
 
 
 def dense_channel(channel: Channel, updates: Mapping[str, Tensor]) -> Channel:
@@ -54,3 +64,5 @@ def forget_(channel: Channel, updates: Mapping[str, Tensor]) -> None:
     for name in updates:
         for slot in channel.rules[name].owes:
             channel.worker.write(name, slot, torch.zeros(()))
+        if channel.hub is not None:
+            channel.hub.forget_(name)

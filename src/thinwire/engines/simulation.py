@@ -16,12 +16,14 @@ from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
-from thinwire.exchange import Incoming, Loopback, Traffic, adds_up
+from thinwire.exchange import Incoming, Loopback, Traffic, adds_up, check_exchange_name, owners_among
 from thinwire.feedback import EF21P, Feedback, Need, Rule
 from thinwire.feedback.family.ef21p import UNTOLD
+from thinwire.hub import Answer, Shares
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
+from thinwire.owners import Owners
 from thinwire.payload.base import Count, both_counts, mean_count
 from thinwire.payload.letter import letter_size
 from thinwire.spec import rule_from
@@ -49,6 +51,8 @@ class Simulation:
     Gradients belong to `points`: what workers know of the parameters. Where a rule compresses the model's broadcast
     (`EF21P`) they are not the parameters themselves, and whoever moves those in place of `step` does so in `moving()`.
 
+    With `exchange="server"` every worker is the server of a share of the numbers, as under `attach`.
+
     >>> import torch, thinwire
     >>> x = torch.nn.Parameter(torch.zeros(4))
     >>> rule = thinwire.MemSGD(thinwire.TopK(count=1))
@@ -68,13 +72,14 @@ class Simulation:
         seed: int = 0,
         ledger_every: int = 10,
         gives: Collection[Need] | None = None,
+        exchange: str | Owners = "gather",
     ) -> None:
         if workers < 1:
             raise ConfigError(f"a simulation needs at least 1 worker, got {workers}")
         rule = rule_from(rule)
         self.parameters = dict(parameters)
         self.optimizer = optimizer
-        self.channels = self._channels(rule, workers, seed)
+        self.channels = self._channels(rule, workers, seed, _owners(exchange, workers))
         if gives is not None:
             check_gives(self.channels[0], {*gives, *([Need.STEP_SIZE] if optimizer is not None else [])})
         self._step_sizes = StepSizes(self.parameters, optimizer) if optimizer is not None else None
@@ -84,10 +89,10 @@ class Simulation:
         self._loopback = Loopback(workers)
         self.ledger = Ledger(workers, every=ledger_every)
 
-    def _channels(self, rule: Rule, workers: int, seed: int) -> list[Channel]:
-        first = Channel(rule, self.parameters, rank=0, size=workers, seed=seed)
+    def _channels(self, rule: Rule, workers: int, seed: int, owners: Owners | None) -> list[Channel]:
+        first = Channel(rule, self.parameters, rank=0, size=workers, seed=seed, owners=owners)
         return [first] + [
-            Channel(rule, self.parameters, rank=rank, size=workers, seed=seed, beside=first)
+            Channel(rule, self.parameters, rank=rank, size=workers, seed=seed, beside=first, owners=owners)
             for rank in range(1, workers)
         ]
 
@@ -231,13 +236,26 @@ class Simulation:
             )
             for channel, own in zip(self.channels, gradients, strict=True)
         ]
-        arriving = self._gathered(sent, "a bucket")
-        self.ledger.add(
-            self._traffic(sent[0], arriving), layout.numel, sent[0].norms, _mean([one.elements for one in sent])
-        )
         like = self.parameters[layout.pieces[0].name]
         out = torch.empty(layout.numel, dtype=like.dtype, device=like.device)
+        if self.channels[0].hub is not None:
+            return self._serve(sent, out)
+        arriving = self._gathered(sent, "a bucket")
+        self._book(sent, self._traffic(sent[0], arriving))
         return self.channels[0].receive(sent[0], arriving.wait(), out)
+
+    def _book(self, sent: Sequence[Outgoing], traffic: Traffic) -> None:
+        self.ledger.add(traffic, sent[0].layout.numel, sent[0].norms, _mean([one.elements for one in sent]))
+
+    def _serve(self, sent: Sequence[Outgoing], out: Tensor) -> Tensor:
+        """Every worker tells each owner of its numbers, and each owner tells all."""
+        answers = []
+        for rank, channel in enumerate(self.channels):
+            told = [one.shares.letters[rank].message for one in sent if one.shares is not None]
+            answers.append(channel.answer(sent[rank], channel.opened(sent[rank], told)))
+        self._book(sent, _two_hops([one.shares for one in sent if one.shares is not None], answers))
+        flags = answers[0].flags or ()
+        return self.channels[0].receive_answers(sent[0], flags, [one.message for one in answers], out)
 
     def _traffic(self, sent: Outgoing, arriving: Incoming) -> Traffic:
         """What the exchange would cost each worker."""
@@ -358,6 +376,24 @@ class Simulation:
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load the merged state of all workers, or of another number of them."""
         load_all_(self.channels, state, on_resize)
+
+
+def _owners(exchange: str | Owners, workers: int) -> Owners | None:
+    """Who owns what, where the server's work is shared out."""
+    if isinstance(exchange, Owners):
+        return owners_among(workers, exchange.least)
+    check_exchange_name(exchange)
+    return owners_among(workers) if exchange == "server" else None
+
+
+def _two_hops(shares: Sequence[Shares], answers: Sequence[Answer]) -> Traffic:
+    """What both hops cost a worker, in the mean: what leaves one arrives at another."""
+    workers, first = len(shares), shares[0]
+    told = (0 if first.fixed else workers) + (0 if first.known else 1)
+    out = sum(own.sizes[owner] for rank, own in enumerate(shares) for owner in range(workers) if owner != rank)
+    back = sum((workers - 1) * answer.message.numel() for answer in answers)
+    moved = (out + back) // workers + Traffic.of_numbers(told, workers).sent
+    return Traffic(sum(sum(own.sizes) for own in shares) / workers, moved, moved)
 
 
 def _mean(counts: Sequence[Count]) -> float | Tensor | None:

@@ -16,7 +16,7 @@ from typing import final
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.exchange.protocol import Exchange, Incoming, Scatters, Traffic, allgather_bytes
+from thinwire.exchange.protocol import Exchange, Incoming, Scatters, Trades, Traffic, allgather_bytes
 from thinwire.link import seconds_on, show_rate
 
 LATENCY = 1e-4
@@ -178,8 +178,19 @@ class EmulatedSums(Emulated):
         return self._delayed(self.inner.scatter(rows, what))
 
 
+class EmulatedTrades(EmulatedSums):
+    """The same around an exchange by which each rank can be told something else, too."""
+
+    def trade(self, letters: Sequence[Tensor], sizes: Sequence[int], what: str) -> Delayed:
+        """Start to send letter j to rank j."""
+        assert isinstance(self.inner, Trades)
+        return self._delayed(self.inner.trade(letters, sizes, what))
+
+
 def emulated(exchange: Exchange, link: Link | None) -> Exchange:
     """The exchange behind a link, or as it is where there is none."""
     if link is None:
         return exchange
-    return EmulatedSums(exchange, link) if isinstance(exchange, Scatters) else Emulated(exchange, link)
+    if not isinstance(exchange, Scatters):
+        return Emulated(exchange, link)
+    return EmulatedTrades(exchange, link) if isinstance(exchange, Trades) else EmulatedSums(exchange, link)

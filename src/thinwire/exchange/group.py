@@ -138,6 +138,16 @@ class Group:
         size = rows.shape[1]
         return Pending(work, got, self, what, Traffic.of_gather(size, size, self.size, sizes_exchanged=False))
 
+    def trade(self, letters: Sequence[Tensor], sizes: Sequence[int], what: str) -> Pending:
+        """Letter j to rank j; rank i's has the i-th of these sizes."""
+        own = [letter.numel() for letter in letters]
+        sent = torch.cat([*letters])
+        sent = sent if sent.device.type in self._kinds else sent.to(self._device)
+        got = sent.new_empty(sum(sizes))
+        work = self.guarded(what, lambda: _start_all_to_all(got, sent, self.group, list(sizes), own))
+        self._held.in_use += [work, sent, got]
+        return Pending(work, torch.split(got, list(sizes)), self, what, Traffic.of_trade(own, sizes, self.rank))
+
     def _sizes(self, message: Tensor, longest: int, what: str) -> list[int]:
         sizes = [size for (size,) in self.everyone([message.numel()], what, message.device)]
         for rank, size in enumerate(sizes):
@@ -189,8 +199,10 @@ def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:
     return cast(dist.Work, gather(out, mine, group=group, async_op=True))
 
 
-def _start_all_to_all(out: Tensor, mine: Tensor, group: Any) -> dist.Work:
-    return cast(dist.Work, dist.all_to_all_single(out, mine, group=group, async_op=True))
+def _start_all_to_all(
+    out: Tensor, mine: Tensor, group: Any, received: list[int] | None = None, sent: list[int] | None = None
+) -> dist.Work:
+    return cast(dist.Work, dist.all_to_all_single(out, mine, received, sent, group=group, async_op=True))
 
 
 # --------------------------------------------------------------------------------------------------------- who is there

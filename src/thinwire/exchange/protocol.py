@@ -42,6 +42,17 @@ class Traffic:
         moved = 2 * (workers - 1) * share
         return Traffic(message, moved, moved)
 
+    @staticmethod
+    def of_numbers(count: int, workers: int) -> Traffic:
+        """The traffic of telling everyone so many numbers of 8 bytes."""
+        moved = allgather_bytes(8 * count, workers)
+        return Traffic(0, moved, moved)
+
+    @staticmethod
+    def of_trade(letters: Sequence[int], sizes: Sequence[int], rank: int) -> Traffic:
+        """The traffic of letters of these sizes to all ranks, and of those of these sizes from all."""
+        return Traffic(sum(letters), sum(letters) - letters[rank], sum(sizes) - sizes[rank])
+
 
 LEAST_SUM = 1 << 15
 """Bytes of numbers from which on two hops of shares are worth their latency: 3 ms at 100 Mbit/s."""
@@ -106,3 +117,11 @@ class Scatters(Exchange, Protocol):
 
     def scatter(self, rows: Tensor, what: str) -> Incoming:
         """Start to send row j to rank j, for each j; every rank's row for this one comes in rank order."""
+
+
+@runtime_checkable
+class Trades(Exchange, Protocol):
+    """An exchange by which every rank can tell each other something else."""
+
+    def trade(self, letters: Sequence[Tensor], sizes: Sequence[int], what: str) -> Incoming:
+        """Start to send the j-th letter to rank j, for each j; from rank i comes one of the i-th of these sizes."""

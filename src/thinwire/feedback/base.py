@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from thinwire.layout import Layout, factors_of
 from thinwire.named import Named
 from thinwire.ops import Key
 from thinwire.payload import Payload, add_all_to
+
+if TYPE_CHECKING:
+    from thinwire.feedback.second_hop import SecondHop
 
 State = Mapping[str, Tensor]
 """A rule's state for one layout: slot name -> flat tensor, changed in place."""
@@ -137,6 +140,11 @@ class Feedback(Named, ABC):
         """Whether late gradients add up only behind an optimizer whose step is rate times gradient: one that divides by
         a root of what it is given takes a number that waited for one huge gradient, and is warned of."""
         return bool(self.slots)
+
+    @property
+    def second_hop(self) -> SecondHop | None:
+        """What it does where each worker is the server of a share of the numbers; None where it is not defined so."""
+        return None
 
     @property
     def reads_common(self) -> bool:

@@ -24,6 +24,7 @@ from thinwire.feedback.base import (
     mean_into,
 )
 from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
+from thinwire.feedback.second_hop import Remembering, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms
 from thinwire.ops.blocks import WHOLE, spread
@@ -110,6 +111,10 @@ class DGC(Feedback):
         norms = block_norms(gradient, layout, WHOLE, order=2)
         factors = torch.full_like(norms, self.clip).div_(norms).clamp_(max=1.0)
         return gradient * spread(factors, layout, WHOLE)
+
+    @property
+    def second_hop(self) -> SecondHop:
+        return Remembering(self.compressor, self.decay)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)

@@ -20,6 +20,7 @@ from thinwire.feedback.base import (
     mean_into,
 )
 from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
+from thinwire.feedback.second_hop import Remembering, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -81,6 +82,10 @@ class MemSGD(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         ratios = decayed(signal.rescale, self.decay, layout)
         return self.compressor.take_(state["error"], signal.value, ratios, layout, key)
+
+    @property
+    def second_hop(self) -> SecondHop:
+        return Remembering(self.compressor, self.decay)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.feedback.base import Feedback, Round, Signal, State, check_compressor, mean_into
+from thinwire.feedback.second_hop import Forwarding, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -42,6 +43,10 @@ class Plain(Feedback):
 
     def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return self.compressor.looks_at(layout, key)
+
+    @property
+    def second_hop(self) -> SecondHop:
+        return Forwarding(self.compressor)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         return mean_into(out, round.payloads)

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.owners import Cut
 from thinwire.payload.message import Chunk, LateReader, Reader
 
 Count = int | Tensor | None
@@ -62,6 +63,10 @@ class Payload(ABC):
     def with_summand(self, numbers: Tensor) -> Payload:
         """The same message with these numbers in the summand's place."""
         raise TypeError(f"{type(self).__name__} has no summand")
+
+    def split(self, cut: Cut) -> list[Payload]:
+        """For each owner what the message says of its numbers, where it was made of each share by itself."""
+        raise TypeError(f"{type(self).__name__} cannot be split")
 
     @abstractmethod
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.owners import Cut
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, Reader, raw
 
@@ -33,6 +34,9 @@ class Dense(Payload):
     def with_summand(self, numbers: Tensor) -> Dense:
         return replace(self, values=numbers)
 
+    def split(self, cut: Cut) -> list[Payload]:
+        return [Dense(own) for own in cut.take(self.values)]
+
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out.add_(self.values, alpha=alpha)
 
@@ -51,6 +55,9 @@ class Empty(Payload):
     tag: ClassVar[int] = 0
     fixed: ClassVar[bool] = True
     elements: ClassVar[int] = 0
+
+    def split(self, cut: Cut) -> list[Payload]:
+        return [self] * len(cut.parts)
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return out

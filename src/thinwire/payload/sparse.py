@@ -13,6 +13,7 @@ from thinwire import ops
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.owners import Cut
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, LateReader, Reader, fields, raw
 from thinwire.payload.positions import pack_positions, size_varies, unpack_all_positions, unpack_positions
@@ -72,6 +73,12 @@ class Sparse(Positioned):
             self.add_to(error, alpha=-1.0)
         return self
 
+    def split(self, cut: Cut) -> list[Payload]:
+        return [
+            replace(self, positions=positions, values=self.values[own], layout=part)
+            for part, (own, positions) in zip(cut.parts, cut.split(self.positions), strict=True)
+        ]
+
     @property
     def fixed(self) -> bool:
         return self.counted and not size_varies(self.layout.numel, self.positions.numel())
@@ -128,6 +135,13 @@ class Masked(Positioned):
 
     def with_summand(self, numbers: Tensor) -> Masked:
         return replace(self, values=numbers)
+
+    def split(self, cut: Cut) -> list[Payload]:
+        counts = [tuple(self.counts[place] for place in own) for own in cut.places]
+        return [
+            replace(self, positions=positions, values=self.values[own], layout=part, counts=count)
+            for part, count, (own, positions) in zip(cut.parts, counts, cut.split(self.positions), strict=True)
+        ]
 
     def pack(self) -> list[Chunk]:
         start = fields(f"B{len(self.counts)}I", self.written.tag, *self.counts)

@@ -25,7 +25,7 @@ from thinwire.engines.ddp.handle import Handle as Handle
 from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.ddp.making import WATCHED, handle_of
-from thinwire.exchange import Exchange, Group
+from thinwire.exchange import Exchange, Group, exchange_named
 from thinwire.exchange.group import assemble
 from thinwire.feedback import Rule
 from thinwire.spec import rule_from
@@ -45,7 +45,7 @@ def attach(
     seed: int = 0,
     ledger_every: int = 10,
     patience: float = 60.0,
-    exchange: Exchange | None = None,
+    exchange: Exchange | str | None = None,
 ) -> Handle:
     """Make a DistributedDataParallel model exchange its gradients by `rule` (or its text), and return the handle.
 
@@ -53,8 +53,9 @@ def attach(
     `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
     A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
-    do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes in place of
-    the all-gather of the model's process group (`thinwire.exchange.Exchange` says what it must offer).
+    do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes: "gather" (or
+    None) gives everyone's messages to all, "server" makes each rank the server of a share of the numbers, and an object
+    takes the place of the model's process group (`thinwire.exchange.Exchange` says what it must offer).
 
     >>> import torch
     >>> import torch.distributed as dist
@@ -69,7 +70,7 @@ def attach(
     >>> dist.destroy_process_group()
     """
     module = unwrapped(ddp)
-    carrier: Exchange = Group(module.process_group) if exchange is None else exchange
+    carrier = _carrier(exchange, module)
     check_exchange(carrier, module)
     assemble(module.process_group, "attach", timedelta(seconds=patience))
     with agreement(carrier) as mine:
@@ -81,3 +82,10 @@ def attach(
     handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
     handle.plug = weakref.ref(plug_in(module, handle))
     return handle
+
+
+def _carrier(exchange: Exchange | str | None, ddp: DistributedDataParallel) -> Exchange:
+    """What moves the bytes: an exchange of this name among the model's ranks, or one of the user's own."""
+    if exchange is None or isinstance(exchange, str):
+        return exchange_named(exchange or "gather", lambda: Group(ddp.process_group))
+    return exchange

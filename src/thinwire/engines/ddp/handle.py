@@ -21,16 +21,18 @@ from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding
 from thinwire.engines.ddp.hook import Plugs
+from thinwire.engines.ddp.two_hops import send_answer, send_shares
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
-from thinwire.exchange import Exchange, Incoming, Scatters, Traffic, adds_up
+from thinwire.exchange import Exchange, Incoming, Scatters, Sharded, Traffic, adds_up
 from thinwire.exchange.bundle import FULL, SHORT, gather_together
 from thinwire.feedback import Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.payload.letter import Contents
 from thinwire.payload.sums import add_up, write_shares, write_total
 
 
@@ -93,6 +95,7 @@ class Handle:
             "scaler": str(given.scaled),
             "find_unused_parameters or static_graph": str(self._used is not None),
         }
+        settings |= {} if channel.hub is None else {"exchange": str(channel.hub.owners)}
         settings |= {} if self._step_sizes is None else self._step_sizes.settings()
         return settings | self._holding.describe()
 
@@ -208,7 +211,9 @@ class Handle:
         """Send a message on its way, to be gathered or added up; a short one waits for the next."""
         sent, exchange = arrival.sent, self._exchange
         own = sent.summand
-        if own is not None and adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters):
+        if isinstance(exchange, Sharded):
+            self._send_shares(exchange, arrival)
+        elif own is not None and adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters):
             shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
             arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
             self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
@@ -297,6 +302,8 @@ class Handle:
         for arrival in self._arrivals:
             if arrival.incoming is not None and arrival.in_shares:
                 arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
+            elif arrival.incoming is not None and isinstance(self._exchange, Sharded):
+                arrival.incoming = self._answer(self._exchange, arrival, arrival.incoming.wait())
         for arrival in self._arrivals:
             if arrival.incoming is not None:
                 self._receive_from(arrival.incoming, arrival)
@@ -325,8 +332,32 @@ class Handle:
         message = write_total(total, own, sent.expected, self._exchange.rank)
         return self._exchange.gather(message, fixed=True, longest=0, what="the totals of a bucket")
 
+    def _send_shares(self, exchange: Sharded, arrival: Arrival) -> None:
+        """Start to tell every owner of its numbers."""
+        try:
+            arrival.incoming = send_shares(exchange, arrival.sent, arrival.what, self.ledger)
+        except WireError as error:  # a length that cannot be: every rank has heard it
+            self._errors.append(error)
+        else:
+            self._book(arrival, arrival.incoming.traffic)
+
+    def _answer(self, exchange: Sharded, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> Incoming | None:
+        """Start to tell everyone what this rank makes of what it was told of its own numbers."""
+        found: list[Contents] = []
+        self._attempt(lambda: found.append(self.channel.opened(arrival.sent, messages)))
+        answer = self.channel.answer(arrival.sent, found[0] if found else None)
+        arrival.flags = answer.flags
+        try:
+            return send_answer(exchange, arrival.sent, answer, arrival.what, self.ledger)
+        except WireError as error:
+            self._errors.append(error)
+            return None
+
     def _receive(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> None:
-        if not arrival.in_shares:
+        if arrival.sent.shares is not None:
+            if arrival.flags is not None:
+                self.channel.receive_answers(arrival.sent, arrival.flags, messages, arrival.gradient)
+        elif not arrival.in_shares:
             self.channel.receive(arrival.sent, messages, arrival.gradient)
         elif arrival.flags is not None:
             self.channel.receive_total(arrival.sent, arrival.flags, messages, arrival.gradient)

@@ -8,7 +8,7 @@ from thinwire.engines.ddp.handle import Handle
 from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
-from thinwire.exchange import Exchange
+from thinwire.exchange import Exchange, Sharded
 from thinwire.feedback import Need, Rule
 
 WATCHED = "attach(ddp, rule, moments=thinwire.moments.watch(ddp))"
@@ -20,7 +20,8 @@ def handle_of(
     holding: Holding, exchange: Exchange, rule: Rule, given: Attachment, *, call: str, moments: str = SUMS_ALONE
 ) -> Handle:
     """A handle for what is held. `call` and `moments` are remedies, for errors."""
-    channel = Channel(rule, holding.parts, rank=exchange.rank, size=exchange.size, seed=given.seed)
+    owners = exchange.owners if isinstance(exchange, Sharded) else None
+    channel = Channel(rule, holding.parts, rank=exchange.rank, size=exchange.size, seed=given.seed, owners=owners)
     step_sizes = None if given.optimizer is None else StepSizes(holding.named, given.optimizer)
     check_need(channel, Need.STEP_SIZE, step_sizes is not None, call)
     check_need(channel, Need.MOMENTS, given.moments is not None, moments)

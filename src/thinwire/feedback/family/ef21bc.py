@@ -11,6 +11,7 @@ from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Round, Signal, Slot, State, check_contraction
 from thinwire.feedback.increments import LOCAL, MEAN, Increments, check_rule
+from thinwire.feedback.second_hop import Following, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
@@ -56,6 +57,10 @@ class EF21BC(Increments):
 
     def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return None if first else self.compressor.looks_at(layout, key)
+
+    @property
+    def second_hop(self) -> SecondHop:
+        return Following(self.server, whole=self.start == "gradient", worker=self.compressor)
 
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
         mean, broadcast = self.add_(round, state["mean"]), state["broadcast"]
