@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.errors import NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, Slot, rule_of
 from thinwire.feedback.family.participation import takes_part
-from thinwire.hub import Answer, Answers, Asked, Hub, Shares
+from thinwire.hub import Answer, Answers, Hub, Shares, Subject
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.owners import Owners
@@ -233,7 +233,7 @@ class Channel:
             return None
         sizes = given.step_sizes
         asked = [
-            Asked(part, self.hub.owners.cut(part.layout), self._rescale(part, sizes), self._held(part, sizes))
+            Subject(part, self.hub.owners.cut(part.layout), self._rescale(part, sizes), self._held(part, sizes))
             for part in parts
         ]
         return self.hub.shares(asked, payloads, expected, flag)

@@ -61,7 +61,7 @@ class Answers(Payloads):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Subject:
     """One part of a bucket as it goes to its owners, beside the letters."""
 
     part: Part
@@ -81,7 +81,7 @@ class Shares:
     """Whether every rank's letter to an owner is as long as this one's."""
     alike: bool
     """Whether an owner's answer is as long as a letter to it."""
-    asked: Sequence[Asked]
+    asked: Sequence[Subject]
     entries: int
     """Numbers that go to other ranks, where the format counts them."""
 
@@ -136,7 +136,7 @@ class Hub:
 
     # -------------------------------------------------------------------------------------------------------- first hop
 
-    def shares(self, asked: Sequence[Asked], payloads: Sequence[Payload], expected: Expected, flag: Tensor) -> Shares:
+    def shares(self, asked: Sequence[Subject], payloads: Sequence[Payload], expected: Expected, flag: Tensor) -> Shares:
         """What a worker's payloads say to each owner."""
         split = [payload.split(one.cut) for one, payload in zip(asked, payloads, strict=True)]
         to_owner = list(zip(*split, strict=True)) if split else [()] * self.owners.ranks
@@ -172,7 +172,7 @@ class Hub:
         letter = write(payloads, _digest(expected, TO_ALL, self.rank), fine, self.rank)
         return Answer(letter.message, None if contents is None else contents.flags, _entries(payloads))
 
-    def _answer(self, asked: Asked, every: Sequence[Payload], key: Key, underway: Underway) -> Payload:
+    def _answer(self, asked: Subject, every: Sequence[Payload], key: Key, underway: Underway) -> Payload:
         own = asked.cut.parts[self.rank]
         if not own.pieces:
             return Empty()
@@ -255,7 +255,7 @@ def _digest(expected: Expected, hop: int, owner: int) -> int:
     return zlib.crc32(struct.pack("<III", expected.digest, hop, owner))
 
 
-def _expected(expected: Expected, hop: int, owner: int, asked: Sequence[Asked]) -> Expected:
+def _expected(expected: Expected, hop: int, owner: int, asked: Sequence[Subject]) -> Expected:
     """What letters of a hop to or from an owner have in common."""
     parts = tuple((one.cut.parts[owner], dtype) for one, (_, dtype) in zip(asked, expected.parts, strict=True))
     return replace(expected, digest=_digest(expected, hop, owner), parts=parts)

@@ -22,5 +22,5 @@ from thinwire.exchange.protocol import allreduce_bytes as allreduce_bytes
 from thinwire.exchange.sharded import EXCHANGES as EXCHANGES
 from thinwire.exchange.sharded import Sharded as Sharded
 from thinwire.exchange.sharded import check_exchange_name as check_exchange_name
-from thinwire.exchange.sharded import exchange_named as exchange_named
+from thinwire.exchange.sharded import exchange_of as exchange_of
 from thinwire.exchange.sharded import owners_among as owners_among

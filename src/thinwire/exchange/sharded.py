@@ -84,14 +84,17 @@ EXCHANGES: dict[str, Callable[[Exchange], Exchange]] = {"gather": lambda carrier
 """Every exchange that has a name, made of what carries the bytes."""
 
 
-def exchange_named(name: str, carrier: Callable[[], Exchange]) -> Exchange:
-    """The exchange of this name.
+def exchange_of(exchange: Exchange | str | None, carrier: Callable[[], Exchange]) -> Exchange:
+    """An exchange as it is, or the one of this name among the ranks of a carrier; None is a gather.
 
-    >>> exchange_named("serve", lambda: None)  # doctest: +ELLIPSIS
+    >>> exchange_of("serve", lambda: None)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     thinwire.errors.AttachError: there is no exchange 'serve': take one of gather, server, or an object ...
     """
+    if exchange is not None and not isinstance(exchange, str):
+        return exchange
+    name = exchange or "gather"
     check_exchange_name(name)
     return EXCHANGES[name](carrier())
 

@@ -25,7 +25,7 @@ from thinwire.engines.ddp.handle import Handle as Handle
 from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.ddp.making import WATCHED, handle_of
-from thinwire.exchange import Exchange, Group, exchange_named
+from thinwire.exchange import Exchange, Group, exchange_of
 from thinwire.exchange.group import assemble
 from thinwire.feedback import Rule
 from thinwire.spec import rule_from
@@ -70,7 +70,7 @@ def attach(
     >>> dist.destroy_process_group()
     """
     module = unwrapped(ddp)
-    carrier = _carrier(exchange, module)
+    carrier = exchange_of(exchange, lambda: Group(module.process_group))
     check_exchange(carrier, module)
     assemble(module.process_group, "attach", timedelta(seconds=patience))
     with agreement(carrier) as mine:
@@ -82,10 +82,3 @@ def attach(
     handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
     handle.plug = weakref.ref(plug_in(module, handle))
     return handle
-
-
-def _carrier(exchange: Exchange | str | None, ddp: DistributedDataParallel) -> Exchange:
-    """What moves the bytes: an exchange of this name among the model's ranks, or one of the user's own."""
-    if exchange is None or isinstance(exchange, str):
-        return exchange_named(exchange or "gather", lambda: Group(ddp.process_group))
-    return exchange
