@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.exchange import Group, Link, allreduce_bytes, emulated
-from thinwire.lab.setting import ALONE, LabSetting, is_rule, powersgd_rank
+from thinwire.exchange import Group, Link, allreduce_bytes, emulated, exchange_of
+from thinwire.lab.setting import ALONE, LabSetting, is_rule, powersgd_rank, rule_and_exchange
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
 from thinwire.training.config import OPTIMIZERS
@@ -21,8 +21,15 @@ from thinwire.training.tasks import Task
 from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
 
 SEED = 0
-PARTS = {"send": "encode", "receive": "decode"}
-"""The halves of a channel, and what their time is called."""
+PARTS = {
+    "send": "encode",
+    "receive": "decode",
+    "receive_total": "decode",
+    "opened": "decode",
+    "answer": "encode",
+    "receive_answers": "decode",
+}
+"""The halves of a channel, those of an owner among them, and what their time is called."""
 
 
 class Computing(Protocol):
@@ -110,9 +117,10 @@ class Contender:
         return register(self._ddp, self.method, link, self._powersgd)
 
     def _attach(self, link: Link | None) -> None:
-        rule = thinwire.parse(self.method)
+        text, name = rule_and_exchange(self.method)
+        rule = thinwire.parse(text)
         moments = watch(self._ddp, rule=rule) if needs_moments(rule, self._computing.model) else None
-        carrier = emulated(Group(), link)
+        carrier = exchange_of(name, lambda: emulated(Group(), link))
         self._handle = thinwire.attach(self._ddp, rule, self._optimizer, moments=moments, exchange=carrier, seed=SEED)
         for half, part in PARTS.items():
             setattr(self._handle.channel, half, self._timed(part, getattr(self._handle.channel, half)))

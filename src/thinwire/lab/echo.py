@@ -14,8 +14,8 @@ from torch import Tensor
 
 import thinwire
 from thinwire.channel import Channel, Given
-from thinwire.exchange import Exchange, allreduce_bytes
-from thinwire.lab.setting import ALONE, LabSetting, is_rule
+from thinwire.exchange import Exchange, Sharded, allreduce_bytes
+from thinwire.lab.setting import ALONE, LabSetting, is_rule, rule_and_exchange
 from thinwire.training.config import TORCH_METHODS
 from thinwire.training.tasks import Task
 
@@ -47,14 +47,25 @@ class Echo:
         time.sleep(self._sleep)
         if self._message is not None:
             self._exchange.begin("an echo")
-            self._exchange.gather(self._message, fixed=True, longest=0, what="an echo").wait()
+            self._carry(self._message)
             self._exchange.everyone([0, 1], "the verdict")
         for work in [dist.all_reduce(buffer, async_op=True) for buffer in self._buffers]:
             work.wait()
         self.done += 1
 
+    def _carry(self, message: Tensor) -> None:
+        """Everyone's message to all, or a share of it to each owner and as much back."""
+        if not isinstance(self._exchange, Sharded):
+            self._exchange.gather(message, fixed=True, longest=0, what="an echo").wait()
+            return
+        share = message[: -(-message.numel() // self.hosts)]
+        for _ in range(2):
+            self._exchange.trade([share] * self.hosts, [share.numel()] * self.hosts, "an echo").wait()
+
     def sent(self) -> int:
         """Bytes that left this host so far."""
+        if self._message is not None and isinstance(self._exchange, Sharded):
+            return self.done * 2 * (self.hosts - 1) * -(-self._message.numel() // self.hosts)
         if self._message is not None:
             return self.done * (self.hosts - 1) * self._message.numel()
         return self.done * allreduce_bytes(sum(buffer.nbytes for buffer in self._buffers), self.hosts)
@@ -69,7 +80,8 @@ def _told(exchange: Exchange, method: str, parameters: dict[str, Tensor]) -> Ten
 
 def message_of(method: str, parameters: dict[str, Tensor]) -> Tensor:
     """What a rule says of normal gradients once its state has settled: all parameters in one letter."""
-    channel, generator = Channel(thinwire.parse(method), parameters, rank=0, size=1), torch.Generator().manual_seed(0)
+    rule, generator = thinwire.parse(rule_and_exchange(method)[0]), torch.Generator().manual_seed(0)
+    channel = Channel(rule, parameters, rank=0, size=1)
     layout, sizes = channel.layout(list(parameters)), dict.fromkeys(parameters, 1.0)
     gradient = torch.randn(layout.numel, generator=generator)
     for _ in range(SETTLED):

@@ -21,12 +21,12 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from thinwire.exchange import Group, Link, emulated
+from thinwire.exchange import Group, Link, emulated, exchange_of
 from thinwire.lab.contender import Contender
 from thinwire.lab.echo import Echo
 from thinwire.lab.namespaces import address, carried, enter
 from thinwire.lab.race import trained
-from thinwire.lab.setting import LabSetting
+from thinwire.lab.setting import LabSetting, rule_and_exchange
 from thinwire.training.plugins import load_plugin
 from thinwire.training.tasks import Task, load_task
 
@@ -71,7 +71,8 @@ def serve(job: Mapping[str, Any], take: Orders, answer: Callable[[dict[str, Any]
 
 def _contender(method: str, setting: LabSetting, task: Task, rank: int, link: Link | None) -> Contender | Echo:
     if setting.codec is not None:
-        return Echo(method, setting, task, emulated(Group(), link))
+        carrier = exchange_of(rule_and_exchange(method)[1], lambda: emulated(Group(), link))
+        return Echo(method, setting, task, carrier)
     return Contender(method, setting, task, rank, link)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.lab.setting import ALONE, DENSE, LabSetting, powersgd_rank
+from thinwire.lab.setting import ALONE, DENSE, GATHER, LabSetting, powersgd_rank, rule_and_exchange
 from thinwire.training.config import comparison
 from thinwire.training.run import DistributedRun
 from thinwire.training.tasks import Task, check_task
@@ -75,8 +75,8 @@ class Race:
 
 def races(method: str) -> bool:
     """Whether it is trained: what exchanges nothing trains another model on every host, and `thinwire train` has
-    torch's PowerSGD of rank 1 alone."""
-    return method != ALONE and powersgd_rank(method) in (None, 1)
+    torch's PowerSGD of rank 1 alone, and no exchange but a gather."""
+    return method != ALONE and powersgd_rank(method) in (None, 1) and rule_and_exchange(method)[1] == GATHER
 
 
 def trained(method: str, setting: LabSetting, task: Task) -> list[Point]:

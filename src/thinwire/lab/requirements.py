@@ -10,9 +10,10 @@ from pathlib import Path
 from torch import nn
 
 import thinwire
+from thinwire.channel import Channel
 from thinwire.errors import BackendError, ConfigError
-from thinwire.exchange import allreduce_bytes
-from thinwire.lab.setting import LabSetting, is_rule
+from thinwire.exchange import allreduce_bytes, owners_among
+from thinwire.lab.setting import LabSetting, is_rule, rule_and_exchange
 from thinwire.link import seconds_on, show_rate
 from thinwire.training.admission import check_rules, needs_moments
 from thinwire.training.formatting import show_bytes, show_seconds
@@ -51,15 +52,24 @@ def check_fit(setting: LabSetting, task: Task) -> int:
     model = task.model(0)
     numel = sum(parameter.numel() for parameter in model.parameters())
     check_rules([setting.config(method) for method in setting.methods if is_rule(method)], task)
+    _check_exchanges(setting, model)
     _check_replay(setting, model)
     _check_memory(setting, numel, memory_available())
     _check_rates(setting, numel)
     return numel
 
 
+def _check_exchanges(setting: LabSetting, model: nn.Module) -> None:
+    """Refuse a rule that cannot travel as its method says."""
+    for rule, exchange in map(rule_and_exchange, setting.methods):
+        if exchange == "server":
+            parameters, owners = dict(model.named_parameters()), owners_among(setting.hosts)
+            Channel(thinwire.parse(rule), parameters, rank=0, size=setting.hosts, owners=owners)
+
+
 def _check_replay(setting: LabSetting, model: nn.Module) -> None:
     for method in filter(is_rule, setting.methods):
-        if setting.replay is not None and needs_moments(thinwire.parse(method), model):
+        if setting.replay is not None and needs_moments(thinwire.parse(rule_and_exchange(method)[0]), model):
             raise ConfigError(f"{method} needs second moments, which --replay does not compute: leave one of them out")
 
 

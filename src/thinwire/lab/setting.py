@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.exchange import check_exchange_name
 from thinwire.link import rate_of, show_rate
 from thinwire.training.config import TORCH_METHODS, RunConfig, canonical_method
 from thinwire.training.tasks import check_task
@@ -20,6 +21,8 @@ BASELINES = (ALONE, DENSE, "fp16", "powersgd1")
 OURS = ("memsgd(topk(0.01))", "memsgd(topk(0.001))")
 """Measured beside the task's own method where the user names none."""
 UNSHAPED = "none"
+GATHER = "gather"
+"""How messages travel where a method does not say."""
 MOST_HOSTS = 254
 """Addresses of a /24."""
 FASTEST = 1e11
@@ -92,15 +95,37 @@ def _as_many(words: Sequence[str], own: str | None, option: str) -> list[str]:
 
 
 def lab_method(text: str) -> str:
-    """The one spelling of a method: a baseline, PowerSGD of another rank, or a rule.
+    """The one spelling of a method: a baseline, PowerSGD of another rank, or a rule, and how its messages travel.
 
-    >>> lab_method(" powersgd "), lab_method("powersgd4"), lab_method("memsgd(topk(0.010))")
-    ('powersgd1', 'powersgd4', 'memsgd(topk(0.01))')
+    >>> lab_method(" powersgd "), lab_method("powersgd4"), lab_method("memsgd(topk(0.010))@server")
+    ('powersgd1', 'powersgd4', 'memsgd(topk(0.01)) @ server')
     """
+    text, exchange = rule_and_exchange(text)
+    if exchange != GATHER:
+        check_exchange_name(exchange)
+        return f"{lab_rule(text)} @ {exchange}"
     rank = powersgd_rank(text.strip())
     if rank is not None:
         return f"powersgd{rank}"
     return ALONE if text.strip() == ALONE else canonical_method(text)
+
+
+def rule_and_exchange(method: str) -> tuple[str, str]:
+    """The rule of a method, and the name of the exchange by which its messages travel.
+
+    >>> rule_and_exchange("memsgd(topk(0.01)) @ server"), rule_and_exchange("dense")
+    (('memsgd(topk(0.01))', 'server'), ('dense', 'gather'))
+    """
+    match = re.fullmatch(r"(.*\S)\s*@\s*(\w+)\s*", method, re.DOTALL)
+    return (match[1], match[2]) if match else (method, GATHER)
+
+
+def lab_rule(text: str) -> str:
+    """The one spelling of a rule of thinwire's own, which alone can travel in another way than a gather."""
+    rule = canonical_method(text)
+    if not is_rule(rule):
+        raise ConfigError(f"{rule} is torch's own, and travels as torch sends it: name a rule before the @")
+    return rule
 
 
 def powersgd_rank(method: str) -> int | None:
@@ -182,7 +207,7 @@ class LabSetting:
 
     def config(self, method: str) -> RunConfig:
         """Task, optimizer and learning rate of a method, as `thinwire train` would take them."""
-        rule = method if is_rule(method) else DENSE
+        rule = rule_and_exchange(method)[0] if is_rule(method) else DENSE
         return RunConfig.of(self.task, rule, workers=self.hosts, batch=self.batch, data=self.data)
 
     def plain(self) -> dict[str, Any]:
