@@ -82,8 +82,8 @@ class Shares:
     alike: bool
     """Whether an owner's answer is as long as a letter to it."""
     asked: Sequence[Subject]
-    entries: int
-    """Numbers that go to other ranks, where the format counts them."""
+    elements: Sequence[int]
+    """How many numbers go to each owner, where the format counts them."""
 
     @property
     def sizes(self) -> list[int]:
@@ -103,8 +103,6 @@ class Answer:
     message: Tensor
     flags: Sequence[int] | None
     """Every rank's flag; None where a letter could not be read."""
-    entries: int
-    """Numbers that it holds, where the format counts them."""
 
 
 class Hub:
@@ -150,7 +148,7 @@ class Hub:
             fixed=all(payload.fixed for own in every for payload in own),
             alike=all(self._hop_of[one.part.rule].is_alike(one.part.first) for one in asked),
             asked=asked,
-            entries=sum(_entries(own) for owner, own in enumerate(every) if owner != self.rank),
+            elements=[_elements(own) for own in every],
         )
 
     # ------------------------------------------------------------------------------------------------------- second hop
@@ -170,7 +168,7 @@ class Hub:
         ]
         fine = torch.tensor(FINITE, device=shares.letters[0].message.device)
         letter = write(payloads, _digest(expected, TO_ALL, self.rank), fine, self.rank)
-        return Answer(letter.message, None if contents is None else contents.flags, _entries(payloads))
+        return Answer(letter.message, None if contents is None else contents.flags)
 
     def _answer(self, asked: Subject, every: Sequence[Payload], key: Key, underway: Underway) -> Payload:
         own = asked.cut.parts[self.rank]
@@ -247,7 +245,7 @@ def _or_empty(payload: Payload, part: Layout) -> Payload:
     return payload if part.pieces else Empty()
 
 
-def _entries(payloads: Sequence[Payload]) -> int:
+def _elements(payloads: Sequence[Payload]) -> int:
     return sum(int(payload.elements or 0) for payload in payloads)
 
 

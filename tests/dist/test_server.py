@@ -19,6 +19,7 @@ import thinwire
 from thinwire.errors import AttachError, NonFiniteGradient, StateError, ThinwireError
 from thinwire.exchange import Group
 from thinwire.owners import Owners
+from thinwire.scale.estimate import ScaleSetting, second_hop
 
 pytestmark = pytest.mark.dist
 
@@ -236,6 +237,27 @@ def test_resuming_is_bitwise_the_uninterrupted_run_and_resizing_conserves(tmp_pa
 
 
 # ------------------------------------------------------------------------------------------------------ bytes and flush
+
+
+def one_step(rank: int, size: int, rule: str) -> float:
+    layer = nn.Linear(100, 300, bias=False)
+    ddp = DistributedDataParallel(layer)
+    handle = thinwire.attach(ddp, rule, torch.optim.SGD(ddp.parameters(), lr=0.1), exchange="server")
+    generator = torch.Generator().manual_seed(rank)
+    ddp(torch.randn(8, 100, generator=generator)).square().mean().backward()
+    return handle.ledger.last_step()["sent_bytes"]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_an_estimate_is_what_real_ranks_account_for(size: int, tmp_path: Path) -> None:
+    rule = "memsgd(topk(0.02))"
+    sent = run_world(size, one_step, rule, folder=tmp_path)
+    cost = second_hop(ScaleSetting(rule=rule, workers=(size,), parameters=30_000), size)
+    assert cost is not None
+    assert cost.entries is not None
+    assert sum(sent) / size == cost.sent
+    assert max(sent) == cost.most
+    assert cost.entries <= 2.1 * 600
 
 
 def counted(rank: int, size: int) -> tuple[dict[str, float], float, float]:

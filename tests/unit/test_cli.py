@@ -104,6 +104,20 @@ COMMANDS = {
             "--debug",
         ),
     },
+    "scale": {
+        *(
+            "--workers",
+            "--rate",
+            "--latency",
+            "--message",
+            "--parameters",
+            "--compute",
+            "--least",
+            "--convex",
+            "--steps",
+        ),
+        *("--step-size", "--out", "--page", "--force", "--plugin", "--debug"),
+    },
     "info": {"--plugin"},
 }
 

@@ -17,6 +17,7 @@ from thinwire.cli.info import info
 from thinwire.cli.lab import lab
 from thinwire.cli.report import report
 from thinwire.cli.reproduce import reproduce
+from thinwire.cli.scale import scale
 from thinwire.cli.theory import theory
 from thinwire.cli.train import train
 from thinwire.errors import ThinwireError
@@ -47,8 +48,8 @@ def _top(
     """Data-parallel training that sends few bytes and remembers what it did not send."""
 
 
-for command in (demo, train, compare, report, theory, lab, info):
-    app.command(no_args_is_help=command in (train, compare, report, theory))(command)
+for command in (demo, train, compare, report, theory, lab, scale, info):
+    app.command(no_args_is_help=command in (train, compare, report, theory, scale))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(reproduce, name="reproduce")
 

@@ -21,6 +21,7 @@ from thinwire.papers.memsgd.sections import MEMSGD_EXPERIMENT
 from thinwire.papers.vgc.sections import VGC_EXPERIMENT
 from thinwire.report.page import Section
 from thinwire.report.record_file import Experiment, Record, read_record
+from thinwire.scale.scaled import SCALE_EXPERIMENT
 from thinwire.training.sections import TRAINING_EXPERIMENT
 
 __all__ = ["EXPERIMENTS", "Experiment", "read_sections", "register"]
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, Experiment[Any]] = {
         VGC_EXPERIMENT,
         ADAPTIVE_EXPERIMENT,
         LAB_EXPERIMENT,
+        SCALE_EXPERIMENT,
     )
 }
 """By the name that stands in a record's head."""
