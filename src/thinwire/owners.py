@@ -65,9 +65,9 @@ class Owners:
         return _cut(self, layout)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
-    """A layout cut into shares."""
+    """A layout cut into shares; there is one of each."""
 
     whole: Layout
     """Every share as a piece of the same buffer, in its order; their indices are all different."""

@@ -411,9 +411,10 @@ class _Selection:
             counts = self._digits(start, stop, prefix, done, shift)
             width = min(12, done - shift)
             digit = (1 << width) - 1 if done < 63 else 4095
-            while counts[digit] < left:
-                left -= int(counts[digit])
-                digit -= 1
+            down = np.cumsum(counts[digit::-1])  # a vector of zeros but for a few numbers is at its last digit
+            steps = int(np.searchsorted(down, left))
+            left -= int(down[steps - 1]) if steps else 0
+            digit -= steps
             prefix = self.mask.dtype.type((int(prefix) << width if done < 63 else 0) | digit)
             done = shift
         return prefix, left
