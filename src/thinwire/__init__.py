@@ -41,6 +41,7 @@ from thinwire.feedback import EF21W as EF21W
 from thinwire.feedback import EFBV as EFBV
 from thinwire.feedback import MARINA as MARINA
 from thinwire.feedback import VGC as VGC
+from thinwire.feedback import Auto as Auto
 from thinwire.feedback import EControl as EControl
 from thinwire.feedback import EF21Plus as EF21Plus
 from thinwire.feedback import Feedback as Feedback

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from thinwire.errors import NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Round, Rule, Signal, Slot, rule_of
+from thinwire.feedback.auto import dense_form
 from thinwire.feedback.family.participation import takes_part
 from thinwire.hub import Answer, Answers, Hub, Shares, Subject
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.owners import Owners
-from thinwire.payload import Empty, Payload
+from thinwire.payload import Beside, Dense, Empty, Payload
 from thinwire.payload.base import Count, both_counts
 from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, write
 from thinwire.payload.sums import Summand, read_total
@@ -85,6 +86,35 @@ class Outgoing:
     def message(self) -> Tensor:
         """The bytes that travel."""
         return self.letter.message
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a worker says of a bucket where its rules leave nothing out, and only the mean of it is wanted."""
+
+    numbers: Tensor
+    """Of all parts, one behind the other."""
+    beside: Tensor | None
+    """Second moments that are exchanged beside them."""
+    payloads: tuple[Payload, ...]
+    layout: Layout
+    parts: tuple[Part, ...]
+    scale: float
+    norms: Mapping[str, Norms]
+    held: frozenset[str]
+    """Parameters about which nothing could be said."""
+
+    def of_means(self, numbers: Tensor, beside: Tensor | None) -> list[Payload]:
+        """The payloads that would say what all ranks say on average."""
+        sizes = [part.layout.numel for part in self.parts]
+        split = [Dense(part) for part in torch.split(numbers, sizes)]
+        if beside is None:
+            return list(split)
+        told = iter(torch.split(beside, [p.beside.numel() for p in self.payloads if isinstance(p, Beside)]))
+        return [
+            Beside(next(told), inner) if isinstance(payload, Beside) else inner
+            for payload, inner in zip(self.payloads, split, strict=True)
+        ]
 
 
 class Channel:
@@ -340,6 +370,35 @@ class Channel:
             key=self._key(),
         )
 
+    def dense_twin(self) -> Channel:
+        """The same end, state and step under way, with rules that leave nothing out (`dense_form`)."""
+        twin = Channel(self.rule, {}, rank=self.rank, size=self.size, seed=self.seed, beside=self)
+        twin.parameters, twin.worker, twin._underway = self.parameters, self.worker, self._underway
+        twin.rules = {name: dense_form(rule) for name, rule in self.rules.items()}
+        return twin
+
+    def whole(self, layout: Layout, given: Given) -> Whole:
+        """All that this worker has to say of one bucket, its memory with it, where rules leave nothing out.
+
+        Where what is given is not finite, neither is the mean over ranks: all of them see it in what they receive.
+        """
+        flag, clean = _flagged(layout, given)
+        parts = self._parts(layout, clean.used)
+        payloads, norms, held = [], dict[str, Norms](), set[str]()
+        for part in parts:
+            signal = self._signal(part, layout, clean)
+            mute = self._held(part, clean.step_sizes)
+            payloads.append(self._payload(part, signal, mute))
+            held |= mute
+            if given.measure:
+                norms |= self._measure(part, signal)
+        numbers = _numbers(payloads)
+        if int(flag) != FINITE:
+            _spoil_(numbers, parts, layout.pieces[int(flag)].name)
+        beside = [payload.beside.to(numbers.dtype) for payload in payloads if isinstance(payload, Beside)]
+        told = torch.cat(beside) if beside else None
+        return Whole(numbers, told, tuple(payloads), layout, parts, given.scale, norms, frozenset(held))
+
     # --------------------------------------------------------------------------------------------------------- receive
 
     def receive(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
@@ -367,6 +426,16 @@ class Channel:
         total = read_total(messages, sent.summand, sent.expected)
         return self._received(sent, flags, [total], out)
 
+    def receive_means(self, sent: Whole, numbers: Tensor, beside: Tensor | None, out: Tensor) -> Tensor:
+        """As `receive`, of what all ranks say on average."""
+        self._receive_parts(sent, [[payload] for payload in sent.of_means(numbers, beside)], out)
+        self.look_at(out, sent.layout)
+        return out
+
+    def look_at(self, out: Tensor, layout: Layout) -> None:
+        """Note whether what all ranks hold alike is finite."""
+        self._underway.refuse(layout, (), int(first_nonfinite(out, layout)))
+
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own letter; whether that was right is left to `judge`."""
         contents = read_late(messages, sent.letter, sent.expected)
@@ -375,13 +444,13 @@ class Channel:
         self._underway.unjudged.append(Unjudged(messages, sent.expected, sent.layout, out, verdict))
         return out
 
-    def _receive_parts(self, sent: Outgoing, payloads: Sequence[Sequence[Payload]], out: Tensor) -> None:
+    def _receive_parts(self, sent: Outgoing | Whole, payloads: Sequence[Sequence[Payload]], out: Tensor) -> None:
         if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
             out.zero_()  # some parameters took no part
         for part, every in zip(sent.parts, payloads, strict=True):
             self._receive_part(part, every, sent, out)
 
-    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
+    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing | Whole, out: Tensor) -> None:
         self._underway.begin_receiving(part)
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
@@ -482,6 +551,26 @@ def _elements(payloads: Sequence[Payload]) -> Count:
     for payload in payloads:
         total = both_counts(total, payload.elements)
     return total
+
+
+def _numbers(payloads: Sequence[Payload]) -> Tensor:
+    """The numbers of dense payloads, which are theirs alone, one behind the other."""
+    inner = [payload.inner if isinstance(payload, Beside) else payload for payload in payloads]
+    vectors = [payload.values for payload in inner if isinstance(payload, Dense)]
+    assert len(vectors) == len(payloads)
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors) if vectors else torch.empty(0)
+
+
+def _spoil_(numbers: Tensor, parts: Sequence[Part], name: str) -> None:
+    """NaN in place of one parameter's numbers; of all, where it takes no part."""
+    start, found = 0, False
+    for part in parts:
+        for piece in part.layout.pieces:
+            if piece.name == name:
+                numbers[start + piece.offset : start + piece.offset + piece.numel], found = math.nan, True
+        start += part.layout.numel
+    if not found:
+        numbers.fill_(math.nan)
 
 
 def _summand(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor) -> Summand | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from torch import Tensor
@@ -14,6 +15,19 @@ from thinwire.exchange import Traffic, allreduce_bytes
 PATIENCE = 256
 """How many buckets' norms may wait to be read: reading makes the host wait for a GPU."""
 BYTES = ("message_bytes", "sent_bytes", "received_bytes", "broadcast_bytes")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A change of mind of `auto`'s: how buckets travel from a step on, and why."""
+
+    step: int
+    before: str
+    after: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.before} → {self.after}: {self.why}"
 
 
 class Ledger:
@@ -61,6 +75,8 @@ class Ledger:
         self._memory_rates: dict[str, MemoryRate] = {}
         self._highest: list[float] = []
         self._rates: list[float] = []
+        self.switches: list[Switch] = []
+        """What `auto` has changed so far; nothing under any other rule."""
 
     def due(self, step: int) -> bool:
         """Whether norms are measured at this step."""
@@ -120,7 +136,9 @@ class Ledger:
 
     def summary(self) -> dict[str, float]:
         """Totals so far, as plain numbers for any logger."""
-        return {"steps": self.steps, "skipped_steps": self.skipped, **self._account(self._total), **self._residual()}
+        changed = {"switches": len(self.switches)} if self.switches else {}
+        counts = {"steps": self.steps, "skipped_steps": self.skipped, **changed}
+        return {**counts, **self._account(self._total), **self._residual()}
 
     def last_step(self) -> dict[str, float]:
         """The last step alone, in the same terms."""

@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 from thinwire import compressors, feedback
 from thinwire.compressors import Compressor
 from thinwire.errors import ConfigError, SpecError, UnknownName
-from thinwire.feedback import Feedback, Route, Rule, Target, as_rule
+from thinwire.feedback import Auto, Feedback, Route, Rule, Target, as_rule
 from thinwire.named import Named
 from thinwire.payload import FORMATS, Payload
 from thinwire.warmup import Warmup
 
 COMPRESSORS: dict[str, type[Named]] = {kind.name: kind for kind in compressors.ALL}
 RULES: dict[str, type[Named]] = {kind.name: kind for kind in feedback.ALL} | {Route.name: Route}
-NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, Warmup.name: Warmup, Target.name: Target}
+PARTS: tuple[type[Named], ...] = (Warmup, Target, Auto)
+NAMES: dict[str, type[Named]] = {**COMPRESSORS, **RULES, **{kind.name: kind for kind in PARTS}}
 """Every name that the text form knows."""
 SPELLINGS: dict[str, type[Named]] = {**NAMES, **{kind.__name__: kind for kind in NAMES.values()}}
 """What `parse` reads as a name: that of the text form, or the class as Python writes it."""
@@ -102,6 +103,15 @@ def parse(text: str) -> Rule:
     >>> parse("thinwire.MemSGD(TopK(0.01))") == parse("memsgd(topk(0.01))")
     True
     """
+    value, text = _read(text)
+    if isinstance(value, Auto):
+        problem = "auto chooses by the wire between ranks: only attach, thinwire train and thinwire lab take it"
+        raise SpecError(text, 0, problem)
+    return value
+
+
+def _read(text: str) -> tuple[Rule | Auto, str]:
+    """What a text names, and the text in one line."""
     if not isinstance(text, str):
         raise ConfigError(f"expected the text of a method such as 'ef21(topk(0.01))', got {text!r}")
     text = " ".join(text.strip().splitlines())  # one line, so that a column is a place
@@ -112,9 +122,20 @@ def parse(text: str) -> Rule:
         raise SpecError(text, place - 1, "this is not a method's text") from None
     value = _build(tree, text)
     try:
-        return as_rule(value)
+        return (value if isinstance(value, Auto) else as_rule(value)), text
     except ConfigError as error:
         raise SpecError(text, _column(tree, text), str(error)) from None
+
+
+def method_from(value: object) -> Rule | Auto:
+    """What a user attaches: a rule as `rule_from` takes it, or `auto`, which has one chosen.
+
+    >>> str(method_from("auto")), str(method_from("Auto(MemSGD(TopK(0.01)))")), str(method_from("topk(0.01)"))
+    ('auto', 'auto(memsgd(topk(0.01)))', 'plain(topk(0.01))')
+    """
+    if isinstance(value, str):
+        return _read(value)[0]
+    return value if isinstance(value, Auto) else as_rule(value)
 
 
 def rule_from(value: object) -> Rule:
@@ -150,6 +171,8 @@ def _build(node: ast.expr, text: str) -> Any:
             if name not in SPELLINGS:
                 raise UnknownName(text, _column(node, text), _unknown(name))
             return _call(SPELLINGS[name], args, options, text, _column(node, text))
+        case ast.Name(id=name) if SPELLINGS.get(name) is Auto:
+            return Auto()
         case ast.Name(id=name) if name in SPELLINGS:
             raise SpecError(text, _column(node, text), f"{name} needs its brackets: {name}(...)")
         case ast.Name(id=word):

@@ -13,6 +13,7 @@ from thinwire.exchange.group import Pending as Pending
 from thinwire.exchange.loopback import Loopback as Loopback
 from thinwire.exchange.protocol import Exchange as Exchange
 from thinwire.exchange.protocol import Incoming as Incoming
+from thinwire.exchange.protocol import Reduces as Reduces
 from thinwire.exchange.protocol import Scatters as Scatters
 from thinwire.exchange.protocol import Trades as Trades
 from thinwire.exchange.protocol import Traffic as Traffic

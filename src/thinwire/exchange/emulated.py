@@ -16,7 +16,7 @@ from typing import final
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.exchange.protocol import Exchange, Incoming, Scatters, Trades, Traffic, allgather_bytes
+from thinwire.exchange.protocol import Exchange, Incoming, Reduces, Scatters, Trades, Traffic, allgather_bytes
 from thinwire.link import seconds_on, show_rate
 
 LATENCY = 1e-4
@@ -187,10 +187,21 @@ class EmulatedTrades(EmulatedSums):
         return self._delayed(self.inner.trade(letters, sizes, what))
 
 
+class EmulatedGroup(EmulatedTrades):
+    """The same around an exchange that adds up plain numbers too: what leaves a rank for a ring queues."""
+
+    def reduce_(self, numbers: Tensor, what: str) -> Delayed:
+        """Start to replace numbers by their sum over all ranks."""
+        assert isinstance(self.inner, Reduces)
+        return self._delayed(self.inner.reduce_(numbers, what))
+
+
 def emulated(exchange: Exchange, link: Link | None) -> Exchange:
     """The exchange behind a link, or as it is where there is none."""
     if link is None:
         return exchange
     if not isinstance(exchange, Scatters):
         return Emulated(exchange, link)
+    if isinstance(exchange, Trades) and isinstance(exchange, Reduces):
+        return EmulatedGroup(exchange, link)
     return EmulatedTrades(exchange, link) if isinstance(exchange, Trades) else EmulatedSums(exchange, link)

@@ -148,6 +148,12 @@ class Group:
         self._held.in_use += [work, sent, got]
         return Pending(work, torch.split(got, list(sizes)), self, what, Traffic.of_trade(own, sizes, self.rank))
 
+    def reduce_(self, numbers: Tensor, what: str) -> Pending:
+        """Numbers in place of their sum over all ranks."""
+        work = self.guarded(what, lambda: _start_all_reduce(numbers, self.group))
+        self._held.in_use += [work, numbers]
+        return Pending(work, numbers, self, what, Traffic.of_reduce(numbers.nbytes, self.size))
+
     def _sizes(self, message: Tensor, longest: int, what: str) -> list[int]:
         sizes = [size for (size,) in self.everyone([message.numel()], what, message.device)]
         for rank, size in enumerate(sizes):
@@ -197,6 +203,10 @@ def _start_all_gather(out: Tensor, mine: Tensor, group: Any) -> dist.Work:
     """The one place that names torch's gather of equal tensors, which is being renamed."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return cast(dist.Work, gather(out, mine, group=group, async_op=True))
+
+
+def _start_all_reduce(numbers: Tensor, group: Any) -> dist.Work:
+    return cast(dist.Work, dist.all_reduce(numbers, group=group, async_op=True))
 
 
 def _start_all_to_all(

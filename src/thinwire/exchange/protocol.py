@@ -37,6 +37,12 @@ class Traffic:
         return Traffic(message, moved, moved)
 
     @staticmethod
+    def of_reduce(nbytes: int, workers: int) -> Traffic:
+        """The traffic of a ring all-reduce."""
+        moved = allreduce_bytes(nbytes, workers)
+        return Traffic(nbytes, moved, moved)
+
+    @staticmethod
     def of_sum(message: float, share: int, workers: int) -> Traffic:
         """The traffic of adding up on the way: letters with a share to each other worker, and a total to each."""
         moved = 2 * (workers - 1) * share
@@ -125,3 +131,11 @@ class Trades(Exchange, Protocol):
 
     def trade(self, letters: Sequence[Tensor], sizes: Sequence[int], what: str) -> Incoming:
         """Start to send the j-th letter to rank j, for each j; from rank i comes one of the i-th of these sizes."""
+
+
+@runtime_checkable
+class Reduces(Exchange, Protocol):
+    """An exchange that adds up plain numbers itself, as DDP without a hook has it done: what `auto` asks for."""
+
+    def reduce_(self, numbers: Tensor, what: str) -> Incoming:
+        """Start to replace numbers by their sum over all ranks, the same bits on each; `wait` gives them."""

@@ -1,5 +1,6 @@
 """Feedback rules: the two halves of each algorithm, one file each."""
 
+from thinwire.feedback.auto import Auto as Auto
 from thinwire.feedback.base import Feedback as Feedback
 from thinwire.feedback.base import Need as Need
 from thinwire.feedback.base import Round as Round

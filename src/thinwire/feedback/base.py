@@ -120,6 +120,10 @@ class Feedback(Named, ABC):
     averages: ClassVar[bool] = False
     """Whether `receive` is `mean_into` and nothing else, so that messages may be added up on their way to it."""
 
+    dense_by_identity: ClassVar[bool] = False
+    """Whether with `identity()` as its compressor it is dense training, by nothing but the mean of what workers say:
+    `auto` may go over to that and back at any step, and no state is lost."""
+
     @property
     def needs(self) -> frozenset[Need]:
         """What it asks of the engine."""

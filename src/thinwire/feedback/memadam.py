@@ -83,6 +83,7 @@ class MemAdam(Feedback):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
     has_momentum: ClassVar[bool] = True
     reads_common: ClassVar[bool] = True
+    dense_by_identity: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)

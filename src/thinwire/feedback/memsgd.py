@@ -67,6 +67,7 @@ class MemSGD(Feedback):
     name: ClassVar[str] = "memsgd"
     piecewise: ClassVar[bool] = True
     averages: ClassVar[bool] = True
+    dense_by_identity: ClassVar[bool] = True
     owes: ClassVar[tuple[str, ...]] = ("error",)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
 

@@ -34,6 +34,7 @@ class Plain(Feedback):
     name: ClassVar[str] = "plain"
     piecewise: ClassVar[bool] = True
     averages: ClassVar[bool] = True
+    dense_by_identity: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)

@@ -27,8 +27,8 @@ from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.ddp.making import WATCHED, handle_of
 from thinwire.exchange import Exchange, Group, exchange_of
 from thinwire.exchange.group import assemble
-from thinwire.feedback import Rule
-from thinwire.spec import rule_from
+from thinwire.feedback import Auto, Rule
+from thinwire.spec import method_from
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def attach(
     ddp: torch.nn.Module,
-    rule: Rule | str,
+    rule: Rule | Auto | str,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     moments: Moments | None = None,
@@ -77,7 +77,7 @@ def attach(
         check_model(module)
         given = Attachment(optimizer, moments, scaler, nonfinite, seed, ledger_every)
         holding, call = Holding.of_ddp(module, carrier), "attach(ddp, rule, optimizer)"
-        handle = handle_of(holding, carrier, rule_from(rule), given, call=call, moments=WATCHED)
+        handle = handle_of(holding, carrier, method_from(rule), given, call=call, moments=WATCHED)
         mine |= handle.describe()
     handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
     handle.plug = weakref.ref(plug_in(module, handle))

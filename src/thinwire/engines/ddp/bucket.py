@@ -22,18 +22,13 @@ UNKNOWN = 1 << 62
 """The number of terms of a parameter that a rank did not use."""
 
 
-class Arrival:
-    """One bucket's exchange under way, and the future that DDP waits for."""
+class Delivery:
+    """What DDP gets for one bucket, and the future that it waits for."""
 
-    def __init__(self, sent: Outgoing, flat: Tensor, gradient: Tensor, order: MemoryOrder, what: str) -> None:
-        self.sent, self.gradient, self.what = sent, gradient, what
+    def __init__(self, flat: Tensor, gradient: Tensor, order: MemoryOrder) -> None:
+        self.gradient = gradient
+        """In logical order: what is exchanged, and then what came of it."""
         self._flat, self._order = flat, order
-        self.incoming: Incoming | None = None
-        """What the other ranks send; None where nothing could be gathered."""
-        self.in_shares = False
-        """Whether that is shares of what they have to say, to be added up here."""
-        self.flags: Sequence[int] | None = None
-        """Every rank's flag, where messages were added up on their way."""
         self.result: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else None)
 
     def deliver(self, taken: bool, factor: float) -> None:
@@ -45,6 +40,20 @@ class Arrival:
             if factor != 1.0:
                 self._flat.mul_(factor)
         self.result.set_result(self._flat)
+
+
+class Arrival:
+    """The messages about one bucket, under way."""
+
+    def __init__(self, sent: Outgoing, gradient: Tensor, place: int) -> None:
+        self.sent, self.gradient, self.place = sent, gradient, place
+        self.what = f"bucket {place}"
+        self.incoming: Incoming | None = None
+        """What the other ranks send; None where nothing could be gathered."""
+        self.in_shares = False
+        """Whether that is shares of what they have to say, to be added up here."""
+        self.flags: Sequence[int] | None = None
+        """Every rank's flag, where messages were added up on their way."""
 
 
 class MemoryOrder:

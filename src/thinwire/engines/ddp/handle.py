@@ -16,11 +16,14 @@ from torch.futures import Future
 
 from thinwire.channel import Channel, Given, longest_message
 from thinwire.checkpoint import OnResize, prepared
-from thinwire.engines.ddp.agreement import load_together_, marked_anywhere
+from thinwire.engines.auto import Mode
+from thinwire.engines.ddp.agreement import Loadable, load_together_, marked_anywhere
 from thinwire.engines.ddp.attachment import Attachment
-from thinwire.engines.ddp.bucket import Arrival, MemoryOrder, SecondMoments
+from thinwire.engines.ddp.autopilot import Autopilot, WithChoices, choices_of
+from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding
 from thinwire.engines.ddp.hook import Plugs
+from thinwire.engines.ddp.laps import Laps, NoLaps
 from thinwire.engines.ddp.two_hops import send_answer, send_shares
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
@@ -70,8 +73,12 @@ class Handle:
         self._common = Common(holding.ddp, channel, step_sizes, holding.shard)
         self._buckets: dict[tuple[str, ...], tuple[Layout, MemoryOrder]] = {}
         self._errors: list[ThinwireError] = []
+        self._deliveries: list[Delivery] = []
         self._arrivals: list[Arrival] = []
         self._waiting: list[Arrival] = []
+        self.auto: Autopilot | None = None
+        """Who says how buckets travel, where that is not the rule's alone."""
+        self._laps: Laps = NoLaps()
         self._threads: set[int] = set()
         self.plug: weakref.ref[Plugs] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
@@ -85,11 +92,22 @@ class Handle:
         """The rule in force."""
         return self.channel.rule
 
+    def steer(self, auto: Autopilot) -> None:
+        """Have each bucket travel as an autopilot says."""
+        self.auto, self._laps = auto, auto.laps
+
+    def explain(self) -> str:
+        """How buckets travel and why; under `auto` with all that was measured and every change of mind.
+
+        It is the same on every rank, and costs nothing.
+        """
+        return f"{self.rule}: named by the user, for every bucket" if self.auto is None else self.auto.explain()
+
     def describe(self) -> dict[str, str]:
         """What must be the same on every rank, as texts that an error can show."""
         channel, given = self.channel, self._given
         settings = {
-            "rule": str(channel.rule),
+            "rule": str(channel.rule) if self.auto is None else self.auto.text,
             "seed": str(channel.seed),
             "nonfinite": given.nonfinite,
             "scaler": str(given.scaled),
@@ -104,7 +122,7 @@ class Handle:
 
         It may be called at any moment, from a signal handler or another thread too: a step under way is not disturbed.
         """
-        return self._holding.save(self.channel)
+        return self._holding.save(self.channel) | ({} if self.auto is None else {"auto": self.auto.state()})
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
         """Load this rank's state, or the merged states of another number of ranks (see `merge_states`).
@@ -115,11 +133,13 @@ class Handle:
         self._give_up()
         self._forget_use()
         self._council.begin("loading a state")
-        load_together_(
-            self._council,
-            lambda: prepared(self.channel, self._holding.kept(self.channel, state), on_resize),
-            self._holding.shard,
-        )
+        load_together_(self._council, lambda: self._prepared(state, on_resize), self._holding.shard)
+
+    def _prepared(self, state: Mapping[str, Any], on_resize: OnResize) -> Loadable:
+        fitting = prepared(self.channel, self._holding.kept(self.channel, state), on_resize)
+        if self.auto is None:
+            return fitting
+        return WithChoices(fitting, self.auto, choices_of(state, self._parameters))
 
     def flush(self) -> float:
         """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.
@@ -145,6 +165,8 @@ class Handle:
             raise error
         norm = self._holding.apply(updates)
         forget_(self.channel, updates)
+        if self.auto is not None:
+            self.auto.forget_memories(updates)
         return norm
 
     def detach(self, *, flush: bool = True) -> dict[str, Any]:
@@ -165,12 +187,14 @@ class Handle:
     def exchange(self, bucket: Bucket) -> Future[Tensor]:
         """Exchange one bucket: what the comm hook does."""
         try:
+            self._laps.lap("compute", bucket.index())
             if bucket.index() == 0:
                 self._begin()
-            arrival = self._send(bucket)
+            delivery = self._send(bucket)
+            self._laps.lap("encode", bucket.index())
             if bucket.is_last():
                 self._end()
-            return arrival.result
+            return delivery.result
         except PeerLost:
             self._give_up()
             self._forget_use()
@@ -186,13 +210,37 @@ class Handle:
             self.ledger.see(self._common.rates, self._step_sizes.peaks())
         self._warned = self._warned or warn_of_decay(self.channel, self._step_sizes, self.ledger.rate_fall)
 
-    def _send(self, bucket: Bucket) -> Arrival:
+    def _send(self, bucket: Bucket) -> Delivery:
         flat = bucket.buffer().detach()  # with create_graph=True it is part of a graph
         if flat.is_cuda:
             self._threads.add(threading.main_thread().ident or 0)  # there autograd calls from threads of its own
         layout, order = self._bucket(bucket)
-        gradient, scale = order.logical(flat), self._given.scale
-        given = Given(
+        mode = Mode.COMPRESSED if self.auto is None else self.auto.mode(layout)
+        if mode is not Mode.COMPRESSED and self.auto is not None and self.auto.is_bare(layout):
+            delivery = Delivery(flat, flat, order)  # the ranks' buffers are in one order
+            self.auto.average_bare(flat)
+        else:
+            delivery = Delivery(flat, order.logical(flat), order)
+            self._say(layout, delivery.gradient, mode, bucket.index())
+        self._deliveries.append(delivery)
+        self._send_waiting(FULL if not bucket.is_last() else 1)
+        return delivery
+
+    def _say(self, layout: Layout, gradient: Tensor, mode: Mode, place: int) -> None:
+        """Start to exchange what rules have to say of a bucket, compressed or whole."""
+        given = self._given_of(layout, gradient)
+        if self.auto is not None and mode is not Mode.COMPRESSED:
+            self.auto.average(given, gradient)
+            return
+        arrival = Arrival(self.channel.send(layout, given), gradient, place)
+        if self.auto is not None:
+            self.auto.compressed(arrival.sent.message.numel())
+        self._arrivals.append(arrival)
+        self._start(arrival)
+
+    def _given_of(self, layout: Layout, gradient: Tensor) -> Given:
+        scale = self._given.scale
+        return Given(
             gradient,
             step_sizes=self._common.step_sizes,
             scale=scale,
@@ -201,13 +249,8 @@ class Handle:
             measure=self.ledger.due(self.channel.step),
             mark=self._common.mark,
         )
-        sent = self.channel.send(layout, given)
-        arrival = Arrival(sent, flat, gradient, order, f"bucket {bucket.index()}")
-        self._arrivals.append(arrival)
-        self._start(arrival, is_last=bucket.is_last())
-        return arrival
 
-    def _start(self, arrival: Arrival, *, is_last: bool) -> None:
+    def _start(self, arrival: Arrival) -> None:
         """Send a message on its way, to be gathered or added up; a short one waits for the next."""
         sent, exchange = arrival.sent, self._exchange
         own = sent.summand
@@ -221,7 +264,10 @@ class Handle:
             self._gather([arrival])
         else:
             self._waiting.append(arrival)
-        if is_last or sum(each.sent.message.numel() for each in self._waiting) >= FULL:
+
+    def _send_waiting(self, least: int) -> None:
+        """Send what waits off, if it is so many bytes."""
+        if sum(each.sent.message.numel() for each in self._waiting) >= least:
             waiting, self._waiting = self._waiting, []
             self._gather(waiting)
 
@@ -283,15 +329,24 @@ class Handle:
         self._forget_use()
         self._receive_all()
         in_backward = torch._C._current_graph_task_id() != -1
-        verdict = self._verdict(self.channel, active=in_backward)
-        for arrival in self._arrivals:
-            arrival.deliver(verdict.taken, verdict.factor)
-        self._arrivals = []
+        verdict = self._judged(in_backward)
+        for delivery in self._deliveries:
+            delivery.deliver(verdict.taken, verdict.factor)
+        self._deliveries, self._arrivals = [], []
+        if self.auto is not None:
+            self.auto.end_step()
         if in_backward:
             at_end_of_backward(lambda: at_end_of_backward(self._finish))
         else:
             with suppress(NonFiniteGradient):
                 self._finish()
+
+    def _judged(self, active: bool) -> Verdict:
+        """What becomes of the step: ranks ask each other, unless all of them saw the same of every bucket."""
+        alike = self.auto is not None and not self.auto.needs_verdict and not self._common.divides_by_active
+        verdict = Verdict(None, self.channel.fault, 1.0) if alike else self._verdict(self.channel, active=active)
+        self._laps.lap("verdict")
+        return verdict
 
     def _forget_use(self) -> None:
         if self._used is not None:
@@ -307,6 +362,8 @@ class Handle:
         for arrival in self._arrivals:
             if arrival.incoming is not None:
                 self._receive_from(arrival.incoming, arrival)
+        if self.auto is not None:
+            self.auto.receive()
         self._attempt(self.channel.judge)
 
     def _receive_from(self, incoming: Incoming, arrival: Arrival) -> None:
@@ -315,7 +372,9 @@ class Handle:
         except WireError as error:  # those that travelled together cannot be told apart
             self._errors.append(error)
         else:
+            self._laps.lap("wait", arrival.place)
             self._attempt(partial(self._receive, arrival, messages))
+        self._laps.lap("decode", arrival.place)
 
     def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
         """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait
@@ -399,12 +458,16 @@ class Handle:
             raise error
         fault = self.channel.finish()
         self.ledger.finish(skipped=fault is not None)
+        if fault is None and self.auto is not None:
+            self.auto.finish()
         if fault is not None and self._given.nonfinite == "raise":
             raise fault
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""
-        self._arrivals, self._waiting, self._errors = [], [], []
+        self._deliveries, self._arrivals, self._waiting, self._errors = [], [], [], []
+        if self.auto is not None:
+            self.auto.begin()
         self.channel.abandon()
 
     def _check_between_steps(self, what: str) -> None:
