@@ -335,7 +335,7 @@ def clocks(rank: int, size: int) -> tuple[list[str], str]:
     """Ranks whose clocks run apart, over a link whose rate changes: what each chose, step by step."""
     model = network()
     ddp = DistributedDataParallel(model, **BUCKETS)
-    link = Link(1e5)
+    link = Link(1e6)
     handle = thinwire.attach(
         ddp, f"auto({MEMORY})", torch.optim.SGD(model.parameters(), lr=0.1), exchange=emulated(Group(), link)
     )
