@@ -48,9 +48,6 @@ class World:
         """The least that one mode for all buckets takes."""
         return min(self.seconds((mode,) * len(self.buckets)) for mode in Mode)
 
-    def best_dense(self) -> float:
-        return min(self.seconds((mode,) * len(self.buckets)) for mode in (HALF, DENSE))
-
     def _shaken(self, seconds: float) -> float:
         return seconds * self.random.lognormvariate(0, self.noise) if self.noise else seconds
 

@@ -50,6 +50,7 @@ def lab(
         float | None, optional("--codec", help="With --replay: milliseconds to sleep in place of encoding, too.")
     ] = None,
     every: Annotated[int, typer.Option("--every", help="With --codec: steps of computing before an exchange.")] = 1,
+    settle: Annotated[int, typer.Option("--settle", help="Steps in which auto chooses, at each rate.")] = 80,
     train: Annotated[
         int, typer.Option("--train", help="Train every method for so many steps: seconds to dense's loss.")
     ] = 0,
@@ -92,6 +93,7 @@ def lab(
         replay=replay,
         codec=codec,
         every=every,
+        settle=settle,
         train=train,
         timeout=timeout,
         emulated=emulated,

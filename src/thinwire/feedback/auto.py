@@ -35,13 +35,13 @@ class Auto(Named):
             raise ConfigError("auto takes the rule that it may choose, and not another auto: write auto(memsgd(...))")
         object.__setattr__(self, "rule", as_rule(self.rule))
         rules = each_rule(self.rule)
+        for rule in rules:
+            _check_served(rule)
         if all(isinstance(rule.compressor, Identity) for rule in rules):
             raise ConfigError(
                 f"auto({self.rule}) has nothing to choose from: it considers dense in any case. Give it a rule that "
                 "compresses, such as memsgd(topk(0.01)), or none"
             )
-        for rule in rules:
-            _check_served(rule)
 
     def __str__(self) -> str:
         return self.name if self.rule is None else super().__str__()

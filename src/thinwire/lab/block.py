@@ -28,9 +28,11 @@ class Trial:
     """By the account: the ledger, or a ring all-reduce's formula."""
     carried: float | None
     """By the interface's own counter, packet headers and acknowledgements included; None: on no interface."""
+    explained: str | None = None
+    """What a method that chooses has chosen, and why."""
 
     @staticmethod
-    def of(method: str, rounds: Sequence[Sequence[Mapping[str, float]]], steps: int) -> Trial:
+    def of(method: str, rounds: Sequence[Sequence[Mapping[str, Any]]], steps: int) -> Trial:
         """From what every host answered in every round."""
         a_step = 1e3 / steps
         parts = {
@@ -43,7 +45,9 @@ class Trial:
             tuple(round(max(host["seconds"] for host in hosts) * a_step, 4) for hosts in rounds),
             parts.get("encode"),
             parts.get("decode"),
-            *(_a_step(what, rounds, steps) for what in ("sent", "carried")),
+            sent=_a_step("sent", rounds, steps),
+            carried=_a_step("carried", rounds, steps),
+            explained=rounds[-1][0].get("explained"),
         )
 
     @property

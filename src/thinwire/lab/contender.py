@@ -16,7 +16,7 @@ from thinwire.exchange import Group, Link, allreduce_bytes, emulated, exchange_o
 from thinwire.lab.setting import ALONE, LabSetting, is_rule, powersgd_rank, rule_and_exchange
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
-from thinwire.training.config import OPTIMIZERS
+from thinwire.training.config import OPTIMIZERS, rule_in
 from thinwire.training.tasks import Task
 from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
 
@@ -118,10 +118,10 @@ class Contender:
 
     def _attach(self, link: Link | None) -> None:
         text, name = rule_and_exchange(self.method)
-        rule = thinwire.parse(text)
+        rule = rule_in(text)
         moments = watch(self._ddp, rule=rule) if needs_moments(rule, self._computing.model) else None
         carrier = exchange_of(name, lambda: emulated(Group(), link))
-        self._handle = thinwire.attach(self._ddp, rule, self._optimizer, moments=moments, exchange=carrier, seed=SEED)
+        self._handle = thinwire.attach(self._ddp, text, self._optimizer, moments=moments, exchange=carrier, seed=SEED)
         for half, part in PARTS.items():
             setattr(self._handle.channel, half, self._timed(part, getattr(self._handle.channel, half)))
 
@@ -139,6 +139,10 @@ class Contender:
     def has_parts(self) -> bool:
         """Whether encoding and decoding can be told apart: torch's hooks do both out of sight."""
         return self._handle is not None
+
+    def explained(self) -> str | None:
+        """What was chosen so far, and why; None of a method that chooses nothing."""
+        return None if self._handle is None or self._handle.auto is None else self._handle.explain()
 
     def step(self) -> None:
         """Compute, exchange, and move the parameters."""

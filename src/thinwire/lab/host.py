@@ -101,7 +101,8 @@ def turn(contender: Contender | Echo, steps: int, before: int, *, counts: bool =
     dist.barrier()
     spent = {part: now - parts[part] for part, now in contender.seconds.items()} if contender.has_parts else {}
     passed = _carried() - on_wire if counts else None
-    return {"seconds": seconds, "sent": contender.sent() - sent, "carried": passed, **spent}
+    told = {"explained": contender.explained()} if isinstance(contender, Contender) else {}
+    return {"seconds": seconds, "sent": contender.sent() - sent, "carried": passed, **spent, **told}
 
 
 def _carried() -> int:

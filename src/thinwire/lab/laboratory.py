@@ -24,7 +24,7 @@ from thinwire.lab.block import Block, Trial
 from thinwire.lab.namespaces import Namespaces, network, sweep
 from thinwire.lab.race import Race, races
 from thinwire.lab.requirements import check_fit, check_machine
-from thinwire.lab.setting import Cable, LabSetting
+from thinwire.lab.setting import Cable, LabSetting, chooses
 from thinwire.training.plugins import LOADED
 from thinwire.training.tasks import load_task
 
@@ -91,7 +91,8 @@ def _take_turns(
 def turns(setting: LabSetting) -> int:
     """How often `measure` tells of one."""
     trained = sum(map(races, setting.methods)) if setting.train else 0
-    return trained + len(setting.methods) * (1 + len(setting.cables) * setting.rounds)
+    choosing = len(list(filter(chooses, setting.methods))) * len(setting.cables)
+    return trained + choosing + len(setting.methods) * (1 + len(setting.cables) * setting.rounds)
 
 
 def _race(setting: LabSetting, hosts: Hosts, tell: Callable[[str], None]) -> Race:
@@ -111,6 +112,9 @@ def _warm_up(setting: LabSetting, hosts: Hosts, tell: Callable[[str], None]) -> 
 
 def _block(setting: LabSetting, hosts: Hosts, cable: Cable, numel: int, tell: Callable[[str], None]) -> Block:
     """All methods at one rate, round after round."""
+    for method in filter(chooses, setting.methods):
+        hosts.turn(method, 1, setting.settle)
+        tell(f"{cable} · {method} chooses")
     taken: dict[str, list[list[Answer]]] = {method: [] for method in setting.methods}
     for _ in range(setting.rounds):
         for method, rounds in taken.items():

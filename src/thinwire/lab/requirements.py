@@ -16,6 +16,7 @@ from thinwire.exchange import allreduce_bytes, owners_among
 from thinwire.lab.setting import LabSetting, is_rule, rule_and_exchange
 from thinwire.link import seconds_on, show_rate
 from thinwire.training.admission import check_rules, needs_moments
+from thinwire.training.config import rule_in
 from thinwire.training.formatting import show_bytes, show_seconds
 from thinwire.training.tasks import Task
 
@@ -69,7 +70,7 @@ def _check_exchanges(setting: LabSetting, model: nn.Module) -> None:
 
 def _check_replay(setting: LabSetting, model: nn.Module) -> None:
     for method in filter(is_rule, setting.methods):
-        if setting.replay is not None and needs_moments(thinwire.parse(rule_and_exchange(method)[0]), model):
+        if setting.replay is not None and needs_moments(rule_in(rule_and_exchange(method)[0]), model):
             raise ConfigError(f"{method} needs second moments, which --replay does not compute: leave one of them out")
 
 

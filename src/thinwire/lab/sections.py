@@ -217,7 +217,13 @@ def _parts(block: Block) -> Columns:
 
 def verdict(block: Block) -> list[str]:
     """What pays at this rate, and what does not."""
-    return [sentence for sentence in (_replayed(block), fastest(block), _losers(block)) if sentence]
+    return [sentence for sentence in (_replayed(block), fastest(block), _losers(block), *_choices(block)) if sentence]
+
+
+def _choices(block: Block) -> list[str]:
+    """What every method that chooses had chosen in the end."""
+    told = [(trial.method, trial.explained.splitlines()[1].strip()) for trial in block.trials if trial.explained]
+    return [f"{method}, at the end: {words}." for method, words in told]
 
 
 def parts_verdict(block: Block) -> list[str]:

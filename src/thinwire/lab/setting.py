@@ -12,7 +12,7 @@ from typing import Any
 from thinwire.errors import ConfigError
 from thinwire.exchange import check_exchange_name
 from thinwire.link import rate_of, show_rate
-from thinwire.training.config import TORCH_METHODS, RunConfig, canonical_method
+from thinwire.training.config import TORCH_METHODS, RunConfig, canonical_method, is_auto
 from thinwire.training.tasks import check_task
 
 ALONE, DENSE = "alone", "dense"
@@ -139,6 +139,11 @@ def is_rule(method: str) -> bool:
     return method != ALONE and method not in TORCH_METHODS and powersgd_rank(method) is None
 
 
+def chooses(method: str) -> bool:
+    """Whether it chooses how buckets travel, and must see a wire for some steps first."""
+    return is_rule(method) and is_auto(rule_and_exchange(method)[0])
+
+
 def lab_methods(text: str | None, task: str, *, powersgd: bool = True) -> tuple[str, ...]:
     """The baselines, then the methods of a text with semicolons between, or the task's own and top-k with memory."""
     words = [check_task(task).defaults.method, *OURS] if text is None else text.split(";")
@@ -167,6 +172,8 @@ class LabSetting:
     torch's methods nothing but the sum of their bytes is left then."""
     every: int = 1
     """With `codec`: steps of computing before an exchange."""
+    settle: int = 80
+    """Steps that `auto` takes behind a wire before it is timed there."""
     train: int = 0
     """Steps for which every method is trained too, for how many of them take it to the dense run's loss."""
     timeout: float = 300.0
@@ -184,6 +191,7 @@ class LabSetting:
         if self.replay is not None and not 0 <= self.replay <= 1e6:
             raise ConfigError(f"--replay takes milliseconds from 0 to 1,000,000, got {self.replay:g}; for example 30")
         self._check_echo()
+        _check_whole("--settle", self.settle, 0, MOST, "it counts the steps in which auto chooses, at each rate")
         _check_whole("--train", self.train, 0, MOST, "it counts the steps for which each method is trained")
         if not (math.isfinite(self.timeout) and 1 <= self.timeout <= 86_400):
             raise ConfigError(f"--timeout takes seconds from 1 to 86,400, got {self.timeout:g}; for example 300")
@@ -202,6 +210,9 @@ class LabSetting:
         if self.replay is None:
             raise ConfigError("--codec sleeps in place of encoding, which needs --replay MS in place of computing too")
         unknown = [method for method in self.methods if powersgd_rank(method) is not None]
+        choosing = [method for method in self.methods if chooses(method)]
+        if choosing:
+            raise ConfigError(f"--codec sends the same messages again, and {choosing[0]} chooses: leave one out")
         if unknown:
             raise ConfigError(f"--codec cannot replay torch's PowerSGD: leave {', '.join(unknown)} out")
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-import thinwire
 from thinwire.channel import Channel
 from thinwire.engines.needs import check_one_backward
 from thinwire.errors import AttachError
 from thinwire.feedback import Need, Route, Rule, rule_of
 from thinwire.feedback.route import DENSE
 from thinwire.moments import plan
-from thinwire.training.config import TORCH_METHODS, RunConfig
+from thinwire.training.config import TORCH_METHODS, RunConfig, rule_in
 from thinwire.training.tasks import Task
 
 
@@ -25,7 +24,9 @@ def check_rules(configs: Sequence[RunConfig], task: Task) -> None:
 
 
 def _check_rule(config: RunConfig, task: Task) -> None:
-    rule, model = thinwire.parse(config.method), task.model(config.seed)
+    rule, model = rule_in(config.method), task.model(config.seed)
+    if rule is None:  # auto takes one that any model can be trained with
+        return
     channel = Channel(rule, dict(model.named_parameters()), rank=0, size=config.workers, seed=config.seed)
     check_one_backward(channel)
     if needs_moments(rule, model):

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import thinwire
 from thinwire.errors import ConfigError, SpecError, UnknownName
-from thinwire.feedback import Feedback
+from thinwire.feedback import Auto, Feedback, Rule
 from thinwire.link import show_rate
+from thinwire.spec import method_from
 from thinwire.training.tasks import check_task
 
 ENGINES = ("ddp", "sim")
@@ -53,12 +53,29 @@ def canonical_method(text: str) -> str:
     if bare in TORCH_METHODS:
         return bare
     try:
-        return str(thinwire.parse(text))
+        return str(method_from(text))
     except SpecError as error:
         if bare.isidentifier():
             problem = f"{error.problem}; torch's own are {', '.join(TORCH_METHODS)}"
             raise SpecError(error.text, error.column, problem) from None
         raise
+
+
+def is_auto(method: str) -> bool:
+    """Whether it chooses for itself how buckets travel."""
+    return method not in TORCH_METHODS and isinstance(method_from(method), Auto)
+
+
+def rule_in(method: str) -> Rule | None:
+    """The rule by which a method compresses: `auto`'s own, where it has one; None of torch's methods.
+
+    >>> str(rule_in("auto(memsgd(topk(0.01)))")), rule_in("auto"), rule_in("dense")
+    ('memsgd(topk(0.01))', None, None)
+    """
+    if method in TORCH_METHODS:
+        return None
+    named = method_from(method)
+    return named.rule if isinstance(named, Auto) else named
 
 
 def brings_momentum(method: str) -> bool:
@@ -67,7 +84,7 @@ def brings_momentum(method: str) -> bool:
     >>> brings_momentum("dgc(topk(0.001))"), brings_momentum("memsgd(topk(0.01))"), brings_momentum("dense")
     (True, False, False)
     """
-    rule = None if method in TORCH_METHODS else thinwire.parse(method)
+    rule = rule_in(method)
     return isinstance(rule, Feedback) and rule.has_momentum
 
 
@@ -83,7 +100,7 @@ def _beside(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(settings) | _own_optimizer(method)
     decay = settings.get("weight_decay")
     if brings_momentum(method) and settings.get("optimizer") == "momentum" and decay:
-        own["weight_decay"] = decay / (1 - getattr(thinwire.parse(method), "momentum", 0.0))
+        own["weight_decay"] = decay / (1 - getattr(rule_in(method), "momentum", 0.0))
     return own
 
 
@@ -147,6 +164,17 @@ class RunConfig:
             raise ConfigError(f"real processes train on the CPU here, got device {self.device}; use --engine sim")
         if self.engine == "sim" and self.method in TORCH_METHODS and not TORCH_METHODS[self.method].simulated:
             raise ConfigError(f"{self.method!r} is torch's own hook and cannot be simulated; use --engine ddp")
+        self._check_auto()
+
+    def _check_auto(self) -> None:
+        if not is_auto(self.method):
+            return
+        if self.engine == "sim":
+            raise ConfigError(f"{self.method!r} chooses by the wire, and simulated workers have none; use --engine ddp")
+        if self.every:
+            raise ConfigError(
+                f"outer steps (every={self.every}) take a rule, and {self.method!r} chooses at every step"
+            )
 
     def _check_every(self) -> None:
         _check_range("every", self.every, 0, 10**9)

@@ -18,7 +18,7 @@ from thinwire.exchange import Exchange, Group, Link, emulated
 from thinwire.feedback import Rule
 from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
-from thinwire.training.config import OPTIMIZERS, TORCH_METHODS, RunConfig, set_learning_rate_
+from thinwire.training.config import OPTIMIZERS, TORCH_METHODS, RunConfig, rule_in, set_learning_rate_
 from thinwire.training.gradients import ByName, SeparatePasses, SimulatedWorkers
 from thinwire.training.joined_pass import JoinedPass, can_join
 from thinwire.training.recorder import Totals
@@ -166,10 +166,10 @@ class DistributedRun(TrainingRun):
             self._powersgd = powersgd_state(1, config.seed) if config.method == "powersgd" else None
             register(self.ddp, config.method, link, self._powersgd)
         else:
-            rule = thinwire.parse(config.method)
+            rule = rule_in(config.method)
             moments = watch(self.ddp, rule=rule) if needs_moments(rule, self.model) else None
             self._handle = thinwire.attach(
-                self.ddp, rule, self.optimizer, moments=moments, exchange=carrier, seed=config.seed
+                self.ddp, config.method, self.optimizer, moments=moments, exchange=carrier, seed=config.seed
             )
 
     def _step(self, step: int) -> None:

@@ -25,10 +25,13 @@ TIE = 1.02
 BAND, FAR, MISSES = 1.2, 2.0, 2
 """A step that takes so many times as long, or as little, in so many looks one after the other, or once that far: the
 wire or the computing is not what it was."""
+WIDER, WIDEST = 1.1, 1.6
+"""Where such a change was a false alarm, steps vary by more than was thought."""
 BETTER = 1.1
 """By how much another way must have been faster before it is taken again without a reason from outside."""
-LISTEN, SHARE = 16, 0.16
-"""While all is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all."""
+LISTEN, SHARE, LEAST_PROBE = 16, 0.16, 6e-3
+"""While all is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all. A
+probe of fewer milliseconds says nothing: with steps of less than 40 ms they take more, 2 % of those of 20."""
 SURPRISE, LEAST = 1.6, 2e-3
 """A probe that differs by this factor, and by so many seconds, is no noise."""
 RETRY = 500
@@ -59,7 +62,8 @@ class Pilot:
         self._seconds: dict[Plan, list[float]] = {}
         self._queue: list[Plan] = []
         self._trying, self._misses, self._kept_since, self._listened = True, 0, 0, 0
-        self._reference = 0.0
+        self._reference, self._band = 0.0, BAND
+        self._before: Plan = ()
         self._why = self._because = "the start"
         self.switches: list[Switch] = []
 
@@ -231,6 +235,7 @@ class Pilot:
         near = [plan for plan in self._seconds if self._mean(plan) <= TIE * fastest]
         plan = min(near, key=lambda plan: sum(ORDER.index(mode) for mode in plan) / len(plan))
         self._trying, self._misses, self._reference = False, 0, self._mean(plan)
+        self._band = min(self._band * WIDER, WIDEST) if plan == self._before else BAND
         self._kept_since = self._listened = self.step
         self._take(plan, self._measured_why(plan))
 
@@ -258,7 +263,7 @@ class Pilot:
 
     def _kept(self, seconds: float) -> Talk:
         ratio = seconds / self._reference
-        self._misses = 0 if 1 / BAND < ratio < BAND else self._misses + 1
+        self._misses = 0 if 1 / self._band < ratio < self._band else self._misses + 1
         if self._misses >= MISSES or not 1 / FAR < ratio < FAR:
             yield from self._begin_anew(
                 f"steps take {1e3 * seconds:.4g} ms in place of {1e3 * self._reference:.4g}", seconds
@@ -287,7 +292,7 @@ class Pilot:
     def _listen(self, seconds: float) -> Talk:
         """Probe the wire, which short messages say little of; twice where the first answer is a surprise."""
         self._listened = self.step
-        nbytes = min(max(self._forecast.probe_bytes(SHARE * seconds), FIRST_PROBE // 4), LARGEST // 4)
+        nbytes = min(max(self._forecast.probe_bytes(max(SHARE * seconds, LEAST_PROBE)), FIRST_PROBE // 4), LARGEST // 4)
         expected = self._forecast.probe_seconds(nbytes)
         found = yield from self._probe(nbytes)
         if not probe_is_near(found, expected, SURPRISE, LEAST):
@@ -303,5 +308,5 @@ class Pilot:
     def _begin_anew(self, why: str, seconds: float) -> Talk:
         """Forget how long plans took, probe the wire, and try again what is plausible."""
         self._forecast.wire, self._seconds = None, {}
-        self._trying, self._because = True, why
+        self._trying, self._because, self._before = True, why, self.plan
         yield from self._tried(seconds)
