@@ -19,12 +19,13 @@ from thinwire.hub import Answer, Answers, Hub, Shares, Subject
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.owners import Owners
-from thinwire.payload import Beside, Dense, Empty, Payload
+from thinwire.payload import Empty, Payload
 from thinwire.payload.base import Count, both_counts
 from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, write
 from thinwire.payload.sums import Summand, read_total
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
+from thinwire.whole import Whole
 
 COMMON = 1
 """The place of what all ranks hold alike among a channel's stores."""
@@ -86,35 +87,6 @@ class Outgoing:
     def message(self) -> Tensor:
         """The bytes that travel."""
         return self.letter.message
-
-
-@dataclass(frozen=True)
-class Whole:
-    """What a worker says of a bucket where its rules leave nothing out, and only the mean of it is wanted."""
-
-    numbers: Tensor
-    """Of all parts, one behind the other."""
-    beside: Tensor | None
-    """Second moments that are exchanged beside them."""
-    payloads: tuple[Payload, ...]
-    layout: Layout
-    parts: tuple[Part, ...]
-    scale: float
-    norms: Mapping[str, Norms]
-    held: frozenset[str]
-    """Parameters about which nothing could be said."""
-
-    def of_means(self, numbers: Tensor, beside: Tensor | None) -> list[Payload]:
-        """The payloads that would say what all ranks say on average."""
-        sizes = [part.layout.numel for part in self.parts]
-        split = [Dense(part) for part in torch.split(numbers, sizes)]
-        if beside is None:
-            return list(split)
-        told = iter(torch.split(beside, [p.beside.numel() for p in self.payloads if isinstance(p, Beside)]))
-        return [
-            Beside(next(told), inner) if isinstance(payload, Beside) else inner
-            for payload, inner in zip(self.payloads, split, strict=True)
-        ]
 
 
 class Channel:
@@ -383,21 +355,13 @@ class Channel:
         Where what is given is not finite, neither is the mean over ranks: all of them see it in what they receive.
         """
         flag, clean = _flagged(layout, given)
-        parts = self._parts(layout, clean.used)
-        payloads, norms, held = [], dict[str, Norms](), set[str]()
-        for part in parts:
-            signal = self._signal(part, layout, clean)
-            mute = self._held(part, clean.step_sizes)
-            payloads.append(self._payload(part, signal, mute))
-            held |= mute
-            if given.measure:
-                norms |= self._measure(part, signal)
-        numbers = _numbers(payloads)
-        if int(flag) != FINITE:
-            _spoil_(numbers, parts, layout.pieces[int(flag)].name)
-        beside = [payload.beside.to(numbers.dtype) for payload in payloads if isinstance(payload, Beside)]
-        told = torch.cat(beside) if beside else None
-        return Whole(numbers, told, tuple(payloads), layout, parts, given.scale, norms, frozenset(held))
+        parts, sizes = self._parts(layout, clean.used), clean.step_sizes
+        mute = [self._held(part, sizes) for part in parts]
+        payloads = [
+            self._payload(part, self._signal(part, layout, clean), held) for part, held in zip(parts, mute, strict=True)
+        ]
+        spoilt = None if int(flag) == FINITE else layout.pieces[int(flag)].name
+        return Whole.of(payloads, layout, parts, given.scale, frozenset[str]().union(*mute), spoilt)
 
     # --------------------------------------------------------------------------------------------------------- receive
 
@@ -551,26 +515,6 @@ def _elements(payloads: Sequence[Payload]) -> Count:
     for payload in payloads:
         total = both_counts(total, payload.elements)
     return total
-
-
-def _numbers(payloads: Sequence[Payload]) -> Tensor:
-    """The numbers of dense payloads, which are theirs alone, one behind the other."""
-    inner = [payload.inner if isinstance(payload, Beside) else payload for payload in payloads]
-    vectors = [payload.values for payload in inner if isinstance(payload, Dense)]
-    assert len(vectors) == len(payloads)
-    return vectors[0] if len(vectors) == 1 else torch.cat(vectors) if vectors else torch.empty(0)
-
-
-def _spoil_(numbers: Tensor, parts: Sequence[Part], name: str) -> None:
-    """NaN in place of one parameter's numbers; of all, where it takes no part."""
-    start, found = 0, False
-    for part in parts:
-        for piece in part.layout.pieces:
-            if piece.name == name:
-                numbers[start + piece.offset : start + piece.offset + piece.numel], found = math.nan, True
-        start += part.layout.numel
-    if not found:
-        numbers.fill_(math.nan)
 
 
 def _summand(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor) -> Summand | None:

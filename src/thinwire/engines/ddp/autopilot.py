@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Given, Whole
+from thinwire.channel import Channel, Given
 from thinwire.engines.auto import BucketFacts, Mode, Pilot, Probe, Report, Tell
 from thinwire.engines.auto.modes import Rows, Talk
 from thinwire.engines.ddp.agreement import Loadable
@@ -25,6 +25,7 @@ from thinwire.errors import StateError
 from thinwire.exchange import Reduces
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.whole import Whole
 
 
 class Decider(Protocol):

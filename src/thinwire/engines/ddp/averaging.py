@@ -7,9 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Whole
+from thinwire.channel import Channel
 from thinwire.exchange import Incoming, Reduces, Traffic
 from thinwire.layout import Layout
+from thinwire.whole import Whole
 
 
 @final
