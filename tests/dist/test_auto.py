@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from thinwire.engines.auto import Mode, Report
 from thinwire.engines.auto.modes import Talk
-from thinwire.errors import AttachError, NonFiniteGradient, StateError
+from thinwire.errors import AttachError, NonFiniteGradient, StateError, WireError
 from thinwire.exchange import Group, Link, allreduce_bytes, emulated
 
 pytestmark = pytest.mark.dist
@@ -359,6 +359,29 @@ def test_ranks_with_different_clocks_never_decide_differently(tmp_path: Path) ->
     answers = run_world(3, clocks, folder=tmp_path)
     assert answers == answers[:1] * 3
     assert answers[0][1].startswith(f"auto({MEMORY}): ")
+
+
+def drifting(rank: int, size: int) -> str:
+    """A learning rate that one rank alone changes, while everything travels bare."""
+    model = network()
+    ddp = DistributedDataParallel(model, **BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = thinwire.attach(ddp, f"auto({MEMORY})", optimizer)
+    handle.auto.decider.resume(dict.fromkeys(dict(model.named_parameters()), DENSE))  # type: ignore[union-attr]
+    for step in range(20):
+        if step == 4 and rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.2
+        try:
+            ddp(batch(step, rank)[0]).sum().backward()
+        except WireError as error:
+            return f"{step} {error}"
+    return "never"
+
+
+def test_ranks_that_drift_apart_are_found_without_a_message(tmp_path: Path) -> None:
+    found = run_world(2, drifting, folder=tmp_path)
+    assert found == found[:1] * 2
+    assert "drifted apart under auto" in found[0]
 
 
 def refusals(rank: int, size: int) -> dict[str, str]:

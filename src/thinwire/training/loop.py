@@ -45,7 +45,8 @@ class Loop:
         if self.recorder:
             took = {"seconds": round(self.seconds, 6), "warm_up_seconds": round(self.warm_up_seconds, 6)}
             totals = self.run.traffic().plain()
-            self.recorder.write("end", status=status, steps=self.done, **took, **totals, values=self.values)
+            told = {} if (why := self.run.explained()) is None else {"explained": why}
+            self.recorder.write("end", status=status, steps=self.done, **took, **totals, **told, values=self.values)
 
     def _train(self) -> str:
         config = self.run.config

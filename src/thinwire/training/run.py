@@ -57,6 +57,10 @@ class TrainingRun(ABC):
     def traffic(self) -> Totals:
         """What one worker has sent so far."""
 
+    def explained(self) -> str | None:
+        """What a method that chooses has chosen, and why; None of any other."""
+        return None
+
     def _batch(self, step: int, worker: int) -> Batch:
         return self.task.batch(self.config.seed, step, worker, self.config.workers, self.config.batch)
 
@@ -198,6 +202,10 @@ class DistributedRun(TrainingRun):
         if self._handle is not None:
             return Totals.of_ledger(self._handle.ledger.summary())
         return self._allreduced() if self._powersgd is None else self._powersgd_traffic()
+
+    def explained(self) -> str | None:
+        auto = None if self.config.every or self._handle is None else self._handle.auto
+        return None if auto is None else str(auto.explain())
 
     def _powersgd_traffic(self) -> Totals:
         dense = self._allreduced()

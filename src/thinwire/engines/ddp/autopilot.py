@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from thinwire.engines.auto.modes import Rows, Talk
 from thinwire.engines.ddp.agreement import Loadable
 from thinwire.engines.ddp.averaging import Averaging, Mean
 from thinwire.engines.ddp.laps import Laps
-from thinwire.errors import StateError
+from thinwire.errors import StateError, WireError
 from thinwire.exchange import Reduces
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
@@ -80,6 +81,7 @@ class Autopilot:
         self.decider: Decider = Pilot(exchange.size, ledger.switches.append)
         self._laden: set[str] = set()
         """Parameters whose memory may hold something."""
+        self._mark = 0
         self._sent: list[_Sent] = []
         self._averaging: list[Averaging] = []
         self._facts: dict[Layout, BucketFacts] = {}
@@ -170,9 +172,10 @@ class Autopilot:
 
     # ---------------------------------------------------------------------------------------------------------- decide
 
-    def end_step(self) -> None:
-        """Report the step to the decider, and ask of all ranks what it asks."""
-        report = self._report()
+    def end_step(self, mark: int) -> None:
+        """Report the step to the decider, and ask of all ranks what it asks. `mark` is what they must have in common:
+        bare buckets carry none."""
+        report, self._mark = self._report(), mark
         self.laps.restart()
         if self._exchange.size > 1:
             talk = self.decider.after(report)
@@ -199,7 +202,7 @@ class Autopilot:
 
     def _asked(self, request: Tell | Probe) -> Rows:
         if isinstance(request, Tell):
-            return self._exchange.everyone(request.numbers, "how long steps take")
+            return self._told(request.numbers)
         numbers = torch.zeros(max(request.nbytes // 4, 1))
         start = self.laps.clock()
         mean = Mean(self._exchange, numbers, "a probe of the wire", half=False)
@@ -207,6 +210,16 @@ class Autopilot:
         spent = round(1e6 * (self.laps.clock() - start))
         self._ledger.book(mean.traffic)
         return self._exchange.everyone([spent], "how long a probe took")
+
+    def _told(self, numbers: Sequence[int]) -> Rows:
+        chosen = json.dumps([self._mark, self.state()])
+        rows = self._exchange.everyone([zlib.crc32(chosen.encode()), *numbers], "how long steps take")
+        if len({row[0] for row in rows}) > 1:
+            raise WireError(
+                "ranks have drifted apart under auto: in the step, a learning rate or what was chosen for a bucket; no "
+                "rank has taken the step. Give every rank the same settings, and load the same checkpoint on all"
+            )
+        return [row[1:] for row in rows]
 
     def explain(self) -> str:
         """What was chosen, and why."""

@@ -334,7 +334,10 @@ class Handle:
             delivery.deliver(verdict.taken, verdict.factor)
         self._deliveries, self._arrivals = [], []
         if self.auto is not None:
-            self.auto.end_step()
+            try:
+                self.auto.end_step(self._common.mark)
+            except WireError as error:  # all ranks have seen the same
+                self._errors.append(error)
         if in_backward:
             at_end_of_backward(lambda: at_end_of_backward(self._finish))
         else:
