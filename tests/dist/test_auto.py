@@ -21,6 +21,12 @@ from thinwire.engines.auto import Mode, Report
 from thinwire.engines.auto.modes import Talk
 from thinwire.errors import AttachError, NonFiniteGradient, StateError, WireError
 from thinwire.exchange import Group, Link, allreduce_bytes, emulated
+from thinwire.lab.block import Block
+from thinwire.lab.laboratory import measure
+from thinwire.lab.sections import verdict
+from thinwire.lab.setting import LabSetting, cables
+from thinwire.training import train as launch
+from thinwire.training.config import RunConfig
 
 pytestmark = pytest.mark.dist
 
@@ -429,3 +435,20 @@ def alone(rank: int, size: int) -> str:
 
 def test_one_rank_has_nothing_to_choose(tmp_path: Path) -> None:
     assert "one rank exchanges nothing" in run_world(1, alone, folder=tmp_path)[0]
+
+
+def test_a_launch_and_a_laboratory_take_it_and_keep_what_it_explains(tmp_path: Path) -> None:
+    config = RunConfig.of("digits", "auto", engine="ddp", workers=2, steps=4, evaluations=1, rate=5e6)
+    (run,) = launch([config], tmp_path / "r.jsonl")
+    assert run.end["explained"].startswith("auto(memsgd(topk(0.01, values=exponent4))): SGD without momentum")
+    methods, blocks = ("alone", "dense", "auto"), list[Block]()
+    asked = LabSetting(
+        hosts=2, cables=cables("5mbit"), task="digits", methods=methods, steps=2, rounds=1, batch=4, replay=1.0,
+        settle=12, emulated=True,
+    )  # fmt: skip
+    measure(asked, blocks.append, lambda _: None)
+    (block,) = blocks
+    assert Block.of_plain(block.plain()) == block
+    assert block.trial("dense").explained is None
+    assert "compressed" in (block.trial("auto").explained or "")
+    assert any(sentence.startswith("auto, at the end: ") for sentence in verdict(block))
