@@ -90,16 +90,18 @@ class OversubscriptionWarning(UserWarning):
 class NonFiniteGradient(ThinwireError, ArithmeticError):
     """Some rank's gradient held NaN or infinity, or was too large to remember or to add; no state has advanced."""
 
-    def __init__(self, rank: int | None, parameter: str, step: int, overflows: bool = False) -> None:
+    def __init__(
+        self, rank: int | None, parameter: str, step: int, overflows: bool = False, teller: str = "rank"
+    ) -> None:
         where = f"in parameter {parameter!r} at step {step}; no rank's state has advanced"
         if overflows:
             text = (
-                f"rank {rank} computed a gradient so large that what it has to remember overflows {where}. Drop the "
-                "step (optimizer.zero_grad()) and go on; if it comes again, clip the loss or lower the learning rate"
+                f"{teller} {rank} computed a gradient so large that what it has to remember overflows {where}. Drop "
+                "the step (optimizer.zero_grad()) and go on; if it comes again, clip the loss or lower the rate"
             )
         elif rank is not None:
             text = (
-                f"rank {rank} computed a gradient (or squares of one) with NaN or infinity {where}. Drop the step "
+                f"{teller} {rank} computed a gradient (or squares of one) with NaN or infinity {where}. Drop the step "
                 '(optimizer.zero_grad()) and go on, or attach with nonfinite="skip" so that a gradient scaler skips '
                 "it. (Squares that could not be computed are NaN too: that rank's own MomentError then says why)"
             )
@@ -109,10 +111,14 @@ class NonFiniteGradient(ThinwireError, ArithmeticError):
                 "either: use bfloat16 or float32 gradients, or a smaller loss scale; else clip, or lower the rate"
             )
         super().__init__(text)
-        self.rank, self.parameter, self.step, self.overflows = rank, parameter, step, overflows
+        self.rank, self.parameter, self.step, self.overflows, self.teller = rank, parameter, step, overflows, teller
 
-    def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int, bool]]:
-        return NonFiniteGradient, (self.rank, self.parameter, self.step, self.overflows)
+    def __reduce__(self) -> tuple[type[NonFiniteGradient], tuple[int | None, str, int, bool, str]]:
+        return NonFiniteGradient, (self.rank, self.parameter, self.step, self.overflows, self.teller)
+
+    def of_site(self) -> NonFiniteGradient:
+        """The same, where not a rank's gradient was sent but the mean of a site's, whose number `rank` is."""
+        return NonFiniteGradient(self.rank, self.parameter, self.step, self.overflows, "site")
 
 
 class NonFiniteUpdate(ThinwireError, ArithmeticError):

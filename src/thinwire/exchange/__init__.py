@@ -2,7 +2,8 @@
 
 `Exchange` says what one must offer; `Group` is that of a torch process group, `Loopback` that of workers in one
 process; `Emulated` wraps any of them as if links of some rate joined the ranks; `Sharded` makes each rank the server
-of a share of the numbers. An exchange of one's own, with the methods of `Exchange`, is `attach(..., exchange=)`.
+of a share of the numbers; `Hierarchy` has ranks average inside sites before they exchange between them. An exchange of
+one's own, with the methods of `Exchange`, is `attach(..., exchange=)`.
 """
 
 from thinwire.exchange.emulated import Emulated as Emulated
@@ -10,6 +11,7 @@ from thinwire.exchange.emulated import Link as Link
 from thinwire.exchange.emulated import emulated as emulated
 from thinwire.exchange.group import Group as Group
 from thinwire.exchange.group import Pending as Pending
+from thinwire.exchange.hierarchy import Hierarchy as Hierarchy
 from thinwire.exchange.loopback import Loopback as Loopback
 from thinwire.exchange.protocol import Exchange as Exchange
 from thinwire.exchange.protocol import Incoming as Incoming

@@ -27,6 +27,7 @@ from thinwire.engines.ddp.hook import plug_in
 from thinwire.engines.ddp.making import WATCHED, handle_of
 from thinwire.exchange import Exchange, Group, exchange_of
 from thinwire.exchange.group import assemble
+from thinwire.exchange.hierarchy import Hierarchy
 from thinwire.feedback import Auto, Rule
 from thinwire.spec import method_from
 
@@ -45,7 +46,7 @@ def attach(
     seed: int = 0,
     ledger_every: int = 10,
     patience: float = 60.0,
-    exchange: Exchange | str | None = None,
+    exchange: Exchange | Hierarchy | str | None = None,
 ) -> Handle:
     """Make a DistributedDataParallel model exchange its gradients by `rule` (or its text), and return the handle.
 
@@ -54,8 +55,9 @@ def attach(
     A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
     `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
     do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes: "gather" (or
-    None) gives everyone's messages to all, "server" makes each rank the server of a share of the numbers, and an object
-    takes the place of the model's process group (`thinwire.exchange.Exchange` says what it must offer).
+    None) gives everyone's messages to all, "server" makes each rank the server of a share of the numbers, a
+    `thinwire.exchange.Hierarchy` is dense inside sites and by the rule between them, and an object takes the place of
+    the model's process group (`thinwire.exchange.Exchange` says what it must offer).
 
     >>> import torch
     >>> import torch.distributed as dist
@@ -70,6 +72,11 @@ def attach(
     >>> dist.destroy_process_group()
     """
     module = unwrapped(ddp)
+    if isinstance(exchange, Hierarchy):
+        from thinwire.engines.sites.over_ddp import attach_hierarchy  # torch's device meshes take a second to import
+
+        given = Attachment(optimizer, None, scaler, nonfinite, seed, ledger_every)
+        return attach_hierarchy(module, exchange, rule, given, patience)
     carrier = exchange_of(exchange, lambda: Group(module.process_group))
     check_exchange(carrier, module)
     assemble(module.process_group, "attach", timedelta(seconds=patience))

@@ -464,7 +464,7 @@ class Handle:
         if fault is None and self.auto is not None:
             self.auto.finish()
         if fault is not None and self._given.nonfinite == "raise":
-            raise fault
+            raise fault if self._council is self._exchange else fault.of_site()
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""

@@ -30,8 +30,9 @@ def handle_of(
     *,
     call: str,
     moments: str = SUMS_ALONE,
+    depth: int = 4,
 ) -> Handle:
-    """A handle for what is held. `call` and `moments` are remedies, for errors."""
+    """A handle for what is held. `call` and `moments` are remedies, for errors; `depth` says where the user called."""
     chosen = _chosen(method, holding, given.optimizer)
     owners = exchange.owners if isinstance(exchange, Sharded) else None
     channel = Channel(
@@ -42,7 +43,7 @@ def handle_of(
     check_need(channel, Need.MOMENTS, given.moments is not None, moments)
     check_one_backward(channel)
     check_momentum(channel, step_sizes)
-    warn_of_optimizer(channel, step_sizes, stacklevel=4)
+    warn_of_optimizer(channel, step_sizes, stacklevel=depth)
     handle = Handle(holding, channel, exchange, given, step_sizes)
     if isinstance(method, Auto):
         text = str(Auto(chosen.rule))

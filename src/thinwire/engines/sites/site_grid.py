@@ -20,7 +20,7 @@ class Grid:
 
     between: Exchange
     """Ranks that hold the same shard as this one, one of every site."""
-    inside: Exchange
+    inside: Group
     """Ranks of this one's site."""
 
     @cached_property
