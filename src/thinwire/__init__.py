@@ -66,12 +66,16 @@ from thinwire.warmup import Warmup as Warmup
 
 if typing.TYPE_CHECKING:
     from thinwire import moments as moments
+    from thinwire.advice import Advice as Advice
+    from thinwire.advice import advise as advise
 else:
 
     def __getattr__(name: str) -> object:
-        """`thinwire.moments`, imported when first used: it takes half as long as all the rest, and few need it."""
-        if name == "moments":
-            from importlib import import_module
+        """`thinwire.moments`, `advise` and `Advice`, imported when first used: few need them, and they take a while."""
+        from importlib import import_module
 
+        if name == "moments":
             return import_module("thinwire.moments")
+        if name in ("advise", "Advice"):
+            return getattr(import_module("thinwire.advice"), name)
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

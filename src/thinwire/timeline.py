@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from thinwire.errors import ConfigError
 from thinwire.link import seconds_on
 
-Kind = Literal["sum", "gather", "tell", "shares"]
+Kind = Literal["sum", "gather", "tell", "shares", "later"]
 SUM: Kind = "sum"
 """A ring all-reduce of a buffer."""
 GATHER: Kind = "gather"
@@ -41,6 +41,8 @@ TELL: Kind = "tell"
 """Short messages that every rank sends to each other directly: an all-to-all of the same row."""
 SHARES: Kind = "shares"
 """Messages added up on their way: a share to each rank, and when the backward pass is over, a total from each."""
+LATER: Kind = "later"
+"""Nothing: a short message that waits, and travels with that of a later bucket."""
 VERDICT = 16
 """Bytes that each rank tells each other at the end of a step."""
 
@@ -56,6 +58,8 @@ class Collective:
     """Seconds of a message of no length, from start to end."""
     share: float = 1.0
     """What is left of the rate for a message's own bytes: headers, acknowledgements and waiting have the rest."""
+    least: float = 0.0
+    """Seconds of each byte that leaves where nothing limits the rate."""
     host: float = 0.0
     host_byte: float = 0.0
     """Seconds of a core, of each collective and of each byte that leaves; 0 where cores are idle anyway."""
@@ -63,6 +67,9 @@ class Collective:
     def scaled(self, hops: float) -> Collective:
         """With so many times as many messages one after the other."""
         return replace(self, alpha=self.alpha * hops, host=self.host * hops)
+
+
+NOTHING = Collective()
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class Wire:
     tell: Collective = Collective()
     lanes: int = 2
     """Collectives in flight at once: gloo has two threads, NCCL one stream."""
+    skew: float = 0.0
+    """Seconds that ranks which have computed for a while wait for the last of them."""
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -106,17 +115,19 @@ class Wire:
 
     def cost(self, kind: Kind) -> Collective:
         """Of one collective of a kind, or of the first half of `SHARES`."""
-        return {SUM: self.sum, GATHER: self.gather, TELL: self.tell, SHARES: self.tell}[kind]
+        return {SUM: self.sum, GATHER: self.gather, TELL: self.tell, SHARES: self.tell, LATER: NOTHING}[kind]
 
     def sent(self, kind: Kind, nbytes: float) -> float:
         """Bytes that leave a rank for a message, or a buffer, of so many bytes."""
         others = self.workers - 1
+        if kind == LATER:
+            return 0.0
         return 2 * others / self.workers * nbytes if kind in (SUM, SHARES) else others * nbytes
 
     def carrying(self, kind: Kind, nbytes: float) -> float:
         """Seconds for which the link is busy with it."""
-        rate = self.rate
-        return 0.0 if rate is None else seconds_on(self.cost(kind).share * rate, self.sent(kind, nbytes))
+        cost, rate, sent = self.cost(kind), self.rate, self.sent(kind, nbytes)
+        return max(cost.least * sent, 0.0 if rate is None else seconds_on(cost.share * rate, sent))
 
     def seconds(self, kind: Kind, nbytes: float) -> float:
         """From its start to its end where nothing else is sent."""
@@ -183,7 +194,7 @@ class StepTime:
     stolen: float
     """By collectives, of the cores that the backward pass was using."""
     exposed: float
-    """For the wire, not hidden behind anything."""
+    """For the wire and for the last rank, not hidden behind anything."""
     verdict: float
     sent: float
     """Bytes that left this rank."""
@@ -191,6 +202,10 @@ class StepTime:
     @property
     def total(self) -> float:
         return self.compute + self.encode + self.decode + self.stolen + self.exposed + self.verdict
+
+    def over(self, steps: int) -> StepTime:
+        """The average of so many steps that this one exchange closes."""
+        return StepTime(*(getattr(self, each.name) / steps for each in fields(self)))
 
 
 def step_time(
@@ -228,7 +243,7 @@ def step_time(
         encode=first.encode,
         decode=decode,
         stolen=first.stolen,
-        exposed=now - backward_over - decode,
+        exposed=now - backward_over - decode + (wire.skew if shipments else 0.0),
         verdict=verdicts * wire.seconds(TELL, VERDICT) + between,
         sent=sum(wire.sent(each.kind, each.nbytes) for each in shipments) + verdicts * wire.sent(TELL, VERDICT),
     )

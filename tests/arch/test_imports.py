@@ -82,6 +82,7 @@ MAY_DISTRIBUTE = (
     "thinwire.bench.ddp_step",
     "thinwire.lab",
     "thinwire.training",
+    "thinwire.advice",  # measures collectives, and trains copies of a model on groups of one rank
 )
 
 

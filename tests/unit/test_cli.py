@@ -118,6 +118,11 @@ COMMANDS = {
         ),
         *("--step-size", "--out", "--page", "--force", "--plugin", "--debug"),
     },
+    "advise": {
+        *("--model", "--workers", "--rate", "--methods", "--optimizer", "--batch", "--data", "--compute", "--every"),
+        *("--here", "--measure", "--lab", "--check", "--rounds", "--steps", "--json", "--out", "--force", "--plugin"),
+        "--debug",
+    },
     "info": {"--plugin"},
 }
 

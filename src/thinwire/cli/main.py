@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from thinwire.cli.advise import advise
 from thinwire.cli.bench import bench
 from thinwire.cli.compare import compare
 from thinwire.cli.console import INTERRUPTED, show_error
@@ -48,7 +49,7 @@ def _top(
     """Data-parallel training that sends few bytes and remembers what it did not send."""
 
 
-for command in (demo, train, compare, report, theory, lab, scale, info):
+for command in (demo, train, compare, report, theory, lab, advise, scale, info):
     app.command(no_args_is_help=command in (train, compare, report, theory, scale))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(reproduce, name="reproduce")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.advice.held_out import ADVISOR_EXPERIMENT
 from thinwire.errors import ConfigError, RecordError
 from thinwire.lab.sections import LAB_EXPERIMENT
 from thinwire.papers.adaptive.sections import ADAPTIVE_EXPERIMENT
@@ -36,6 +37,7 @@ EXPERIMENTS: dict[str, Experiment[Any]] = {
         ADAPTIVE_EXPERIMENT,
         LAB_EXPERIMENT,
         SCALE_EXPERIMENT,
+        ADVISOR_EXPERIMENT,
     )
 }
 """By the name that stands in a record's head."""

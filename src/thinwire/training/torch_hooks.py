@@ -28,10 +28,10 @@ ONE_BUCKET_MB = 4096
 """torch's PowerSGD hook hangs on gloo with several buckets in flight, so it gets one."""
 
 
-def powersgd_state(rank: int, seed: int) -> Any:
-    """What torch's PowerSGD hook of this rank keeps."""
+def powersgd_state(rank: int, seed: int, group: Any = None) -> Any:
+    """What torch's PowerSGD hook of this rank keeps, among the ranks of a group: by default all."""
     return powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START, random_seed=seed
+        group, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START, random_seed=seed
     )
 
 
@@ -42,7 +42,7 @@ def register(ddp: DistributedDataParallel, method: str, link: Link | None, power
     elif powersgd is not None:
         ddp.register_comm_hook(powersgd, powerSGD_hook.powerSGD_hook)
     elif method == "fp16":
-        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        ddp.register_comm_hook(ddp.process_group, default_hooks.fp16_compress_hook)
 
 
 @dataclass(frozen=True)
