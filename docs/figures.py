@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, str, str]] = {
     "memsgd-theory": ("memsgd.jsonl", "figure 2) · reuters", "As theory has it"),
     "memsgd-bits": ("memsgd.jsonl", "figure 3) · reuters", "against bytes"),
     "memsgd-cores": ("memsgd.jsonl", "figure 4) · reuters", "against time"),
+    "exchanges": ("scale.jsonl", "100 Mbit/s", "Time of a step"),
     "vgc-cifar10": ("vgc-cifar10-adam.jsonl", "VGC", "Test accuracy against bytes"),
 }
 """Picture -> record, a part of the section's title, a part of the chart's title."""

@@ -147,6 +147,17 @@ def test_methods_have_one_spelling_and_baselines_come_first() -> None:
     assert lab_methods("memsgd( topk(0.010) ); powersgd; dense; powersgd2", "text") == (*BASELINES, RULE, "powersgd2")
     assert lab_methods(None, "text")[4] == "memadam(topk(0.01, values=exponent4))"
     assert [lab_method(text) for text in (" alone ", "powersgd", "fp16")] == ["alone", "powersgd1", "fp16"]
+    assert lab_method(f" {RULE}@ server") == f"{RULE} @ server"
+    assert lab_method(f"{RULE} @ gather") == RULE
+    for text, problem in (("fp16 @ server", "torch's own"), (f"{RULE} @ moon", "there is no exchange 'moon'")):
+        with pytest.raises(ThinwireError, match=problem):
+            lab_method(text)
+
+
+def test_a_rule_that_cannot_travel_so_is_refused_before_any_host_starts() -> None:
+    asked = setting(methods=lab_methods("ef21(topk(0.01)) @ server", "digits"))
+    with pytest.raises(ThinwireError, match="not defined for two hops"):
+        check_fit(asked, load_task("digits"))
 
 
 def test_rates_up_and_down_may_differ() -> None:
@@ -353,7 +364,11 @@ def test_a_race_is_steps_times_what_a_step_takes() -> None:
 
 
 def test_every_method_that_exchanges_is_looked_at_on_the_way() -> None:
-    assert [method for method in ("alone", "dense", "fp16", "powersgd1", "powersgd4", RULE) if races(method)] == [
+    assert [
+        method
+        for method in ("alone", "dense", "fp16", "powersgd1", "powersgd4", RULE, f"{RULE} @ server")
+        if races(method)
+    ] == [
         "dense",
         "fp16",
         "powersgd1",
