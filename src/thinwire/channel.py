@@ -420,7 +420,7 @@ class Channel:
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
         state = self.server.bind(part.layout)
         if isinstance(payloads, Answers):
-            payloads.hop.hear(payloads, state, result)
+            payloads.hop.hear(payloads, state, result, payloads.beside)
         else:
             part.rule.receive(Round(payloads, self._key().shared(), part.first), part.layout, state, result)
         if sent.scale != 1.0:
@@ -438,12 +438,11 @@ class Channel:
         hub, shares = self._served(sent)
         return hub.answer(shares, contents, sent.expected, self._underway)
 
-    def receive_answers(
-        self, sent: Outgoing, flags: Sequence[int], messages: Sequence[Tensor] | Tensor, out: Tensor
-    ) -> Tensor:
+    def receive_answers(self, sent: Outgoing, own: Answer, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """As `receive`, of what all owners have answered; every rank's flag was told to each of them."""
         hub, shares = self._served(sent)
-        return self._received(sent, flags, hub.heard(shares, messages, sent.expected), out)
+        assert own.flags is not None
+        return self._received(sent, own.flags, hub.heard(shares, own, messages, sent.expected), out)
 
     def _served(self, sent: Outgoing) -> tuple[Hub, Shares]:
         assert self.hub is not None

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from thinwire.compressors import Compressor
 from thinwire.compressors.on_shares import OnShares
-from thinwire.errors import AttachError
+from thinwire.errors import AttachError, WireError
 from thinwire.feedback import Feedback, Round
 from thinwire.feedback.second_hop import Question, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key, add_each_at_
 from thinwire.owners import Cut, Owners
-from thinwire.payload import Empty, Payload, Payloads, Positioned, Reader
-from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_one, write
+from thinwire.payload import Beside, Dense, Empty, Payload, Payloads, Positioned, Reader
+from thinwire.payload.letter import FINITE, Contents, Expected, Letter, framed, read, read_one, write
+from thinwire.payload.message import size
+from thinwire.payload.nested import are_moments
 from thinwire.step import Part, Underway
 from thinwire.store import ParameterInfo, Store
 
@@ -36,6 +38,8 @@ class Answers(Payloads):
     answers: Sequence[Payload]
     cut: Cut
     hop: SecondHop
+    beside: Sequence[Tensor] = ()
+    """What each worker told every owner beside its message."""
 
     def __len__(self) -> int:
         return 1
@@ -84,6 +88,8 @@ class Shares:
     asked: Sequence[Subject]
     elements: Sequence[int]
     """How many numbers go to each owner, where the format counts them."""
+    beside: Sequence[Tensor | None]
+    """For each part what every owner is told beside a worker's message, in any case."""
 
     @property
     def sizes(self) -> list[int]:
@@ -91,9 +97,10 @@ class Shares:
         return [letter.message.numel() for letter in self.letters]
 
     @property
-    def known(self) -> bool:
-        """Whether everyone knows how long each owner's answer is: as long as what it was told."""
-        return self.fixed and self.alike
+    def answer_sizes(self) -> list[int] | None:
+        """How long each owner's answer is: as long as what it was told of its numbers; None where nobody can know."""
+        more = sum(size(framed(payload)) for payload in _besides(self.beside))
+        return [own - more for own in self.sizes] if self.fixed and self.alike else None
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ class Answer:
     message: Tensor
     flags: Sequence[int] | None
     """Every rank's flag; None where a letter could not be read."""
+    beside: Sequence[Sequence[Tensor]]
+    """For each part what every rank has told beside its message."""
 
 
 class Hub:
@@ -142,20 +151,30 @@ class Hub:
             [_or_empty(payload, one.cut.parts[owner]) for one, payload in zip(asked, own, strict=True)]
             for owner, own in enumerate(to_owner)
         ]
-        letters = [write(own, _digest(expected, TO_OWNER, owner), flag, self.rank) for owner, own in enumerate(every)]
+        beside = [payload.beside if isinstance(payload, Beside) else None for payload in payloads]
+        letters = [
+            write([*own, *_besides(beside)], _digest(expected, TO_OWNER, owner), flag, self.rank)
+            for owner, own in enumerate(every)
+        ]
         return Shares(
             letters,
             fixed=all(payload.fixed for own in every for payload in own),
             alike=all(self._hop_of[one.part.rule].is_alike(one.part.first) for one in asked),
             asked=asked,
             elements=[_elements(own) for own in every],
+            beside=beside,
         )
 
     # ------------------------------------------------------------------------------------------------------- second hop
 
     def opened(self, shares: Shares, messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
         """What all ranks say to this one."""
-        return read(messages, _expected(expected, TO_OWNER, self.rank, shares.asked))
+        common = _expected(expected, TO_OWNER, self.rank, shares.asked)
+        layouts = [Layout.of([("beside", 0, (one.numel(),))]) for one in shares.beside if one is not None]
+        contents = read(messages, replace(common, parts=(*common.parts, *((one, torch.bfloat16) for one in layouts))))
+        for every in contents.payloads[len(shares.asked) :]:
+            _check_moments(every)
+        return contents
 
     def answer(self, shares: Shares, contents: Contents | None, expected: Expected, underway: Underway) -> Answer:
         """This rank's letter to all. Where nothing could be read, or a flag is raised, it is one of the same length:
@@ -164,11 +183,16 @@ class Hub:
         said = contents.payloads if contents is not None and contents.payloads else [nothing] * len(shares.asked)
         payloads = [
             self._answer(one, every, expected.key.shared(), underway)
-            for one, every in zip(shares.asked, said, strict=True)
+            for one, every in zip(shares.asked, said, strict=False)
+        ]
+        told = iter(said[len(shares.asked) :])
+        beside = [
+            () if one is None else [own.values for own in next(told, ()) if isinstance(own, Dense)]
+            for one in shares.beside
         ]
         fine = torch.tensor(FINITE, device=shares.letters[0].message.device)
         letter = write(payloads, _digest(expected, TO_ALL, self.rank), fine, self.rank)
-        return Answer(letter.message, None if contents is None else contents.flags)
+        return Answer(letter.message, None if contents is None else contents.flags, beside)
 
     def _answer(self, asked: Subject, every: Sequence[Payload], key: Key, underway: Underway) -> Payload:
         own = asked.cut.parts[self.rank]
@@ -189,15 +213,17 @@ class Hub:
         self.store.restore_pieces(own, held)
         return payload
 
-    def heard(self, shares: Shares, messages: Sequence[Tensor] | Tensor, expected: Expected) -> list[Answers]:
+    def heard(
+        self, shares: Shares, own: Answer, messages: Sequence[Tensor] | Tensor, expected: Expected
+    ) -> list[Answers]:
         """What all owners have answered, for each part of a bucket."""
         every = [
             read_one(Reader(message), _expected(expected, TO_ALL, owner, shares.asked), owner)
             for owner, message in enumerate(messages)
         ]
         return [
-            Answers(answers, one.cut, self._hop_of[one.part.rule])
-            for one, answers in zip(shares.asked, zip(*every, strict=True), strict=True)
+            Answers(answers, one.cut, self._hop_of[one.part.rule], beside)
+            for one, answers, beside in zip(shares.asked, zip(*every, strict=True), own.beside, strict=True)
         ]
 
 
@@ -205,8 +231,8 @@ def _second_hop(rule: Feedback) -> SecondHop:
     hop = rule.second_hop
     if hop is None:
         raise AttachError(
-            f'{rule} is not defined for two hops, so exchange="server" cannot serve it. Take memsgd, dgc, plain or '
-            "ef21bc (EF21 in two hops: ef21bc(topk(0.01), topk(0.01))), or leave exchange= out: everyone then gathers"
+            f'{rule} is not defined for two hops, so exchange="server" cannot serve it. Take memsgd, dgc, memadam, '
+            "plain or ef21bc (EF21 in two hops: ef21bc(topk(0.01), topk(0.01))), or leave exchange= out: all gather"
         )
     return hop
 
@@ -243,6 +269,22 @@ def _own(info: ParameterInfo, owners: Owners, rank: int) -> ParameterInfo | None
 
 def _or_empty(payload: Payload, part: Layout) -> Payload:
     return payload if part.pieces else Empty()
+
+
+def _besides(beside: Sequence[Tensor | None]) -> list[Dense]:
+    """What is told beside messages, as payloads behind theirs."""
+    return [Dense(one) for one in beside if one is not None]
+
+
+def _values(every: Sequence[Payload]) -> list[Tensor]:
+    return [own.values for own in every if isinstance(own, Dense)]
+
+
+def _check_moments(every: Sequence[Payload]) -> None:
+    """Refuse second moments that are none."""
+    for rank, own in enumerate(every):
+        if isinstance(own, Dense) and not bool(are_moments(own.values)):
+            raise WireError(f"rank {rank}: a message holds second moments that are none")
 
 
 def _elements(payloads: Sequence[Payload]) -> int:

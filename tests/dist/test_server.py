@@ -45,6 +45,7 @@ RUNS = [
     replace(BASE, dtype=torch.float64, rule="memsgd(topk(0.02), decay=0.9, memory=int8)"),
     replace(BASE, rule="memsgd(topk(0.1, values=exponent4))"),  # gaps: lengths are told first
     replace(BASE, rule="dgc(topk(0.02))"),
+    replace(BASE, rule="memadam(topk(0.02), refresh=3)"),
     replace(BASE, rule="plain(identity())"),
     replace(BASE, rule="memsgd(randk(0.05, shared=True))"),
     replace(BASE, rule="memsgd(threshold(0.01))"),
@@ -145,6 +146,7 @@ def refused(rank: int, size: int) -> list[str]:
         ("ef21(topk(0.1))", "server"),
         ("memsgd(sign())", "server"),
         ("memsgd(topk(0.1, per=bucket))", "server"),
+        ("auto", "server"),
         ("memsgd(topk(0.1))", "server" if rank else "gather"),
     ]:
         with pytest.raises(AttachError) as caught:
@@ -155,12 +157,14 @@ def refused(rank: int, size: int) -> list[str]:
 
 
 def test_what_two_hops_cannot_serve_is_refused_on_every_rank_with_a_remedy(tmp_path: Path) -> None:
-    for name, rule, format, bucket, mixed in run_world(2, refused, folder=tmp_path):
+    for name, rule, format, bucket, auto, mixed in run_world(2, refused, folder=tmp_path):
         assert "there is no exchange 'serve': take one of gather, server" in name
         assert "not defined for two hops" in rule
         assert "ef21bc(topk(0.01), topk(0.01))" in rule
         assert "sign() says of one owner's numbers cannot be told apart" in format
         assert "cannot be told apart" in bucket
+        assert "auto" in auto
+        assert "exchange" in auto
         assert "ranks differ in exchange" in mixed
 
 

@@ -21,7 +21,13 @@ KEEPING = [
     "memsgd(chunktopk(0.1, chunk=20, values=bins2))",
     "memsgd(identity())",
 ]
-SERVED = [*KEEPING, "dgc(topk(0.1))", "plain(randk(0.2))", "ef21bc(topk(0.1), topk(0.2))"]
+SERVED = [
+    *KEEPING,
+    "dgc(topk(0.1))",
+    "memadam(topk(0.1), refresh=2)",
+    "plain(randk(0.2))",
+    "ef21bc(topk(0.1), topk(0.2))",
+]
 
 
 def model(dtype: torch.dtype) -> dict[str, Tensor]:
@@ -90,7 +96,7 @@ def test_nothing_moves_where_a_gradient_is_not_finite(rule: str) -> None:
         assert all(torch.equal(results[0][name], results[1][name]) for name in NAMES)
 
 
-@pytest.mark.parametrize("rule", ["memsgd(topk(0.1))", "ef21bc(topk(0.1), topk(0.2))"])
+@pytest.mark.parametrize("rule", ["memsgd(topk(0.1))", "memadam(topk(0.1))", "ef21bc(topk(0.1), topk(0.2))"])
 def test_a_state_goes_on_bitwise_and_is_cut_anew(rule: str) -> None:
     simulation = Simulation(model(torch.float32), rule, 4, exchange=OWNERS)
     sizes = dict.fromkeys(NAMES, 0.1)
@@ -108,7 +114,7 @@ def test_a_state_goes_on_bitwise_and_is_cut_anew(rule: str) -> None:
         back = Simulation(model(torch.float32), rule, 4, exchange=OWNERS)
         back.load_state_dict(more.state_dict(), on_resize="redistribute")
         for key, saved in back.state_dict()["slots"].items():
-            if key.split("/")[0] in ("kept", "mean", "told", "broadcast"):
+            if key.split("/")[0] in ("kept", "mean", "told", "broadcast", "shared"):
                 assert torch.equal(saved, state["slots"][key]), key
 
 

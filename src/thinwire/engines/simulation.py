@@ -254,8 +254,7 @@ class Simulation:
             told = [one.shares.letters[rank].message for one in sent if one.shares is not None]
             answers.append(channel.answer(sent[rank], channel.opened(sent[rank], told)))
         self._book(sent, _two_hops([one.shares for one in sent if one.shares is not None], answers))
-        flags = answers[0].flags or ()
-        return self.channels[0].receive_answers(sent[0], flags, [one.message for one in answers], out)
+        return self.channels[0].receive_answers(sent[0], answers[0], [one.message for one in answers], out)
 
     def _traffic(self, sent: Outgoing, arriving: Incoming) -> Traffic:
         """What the exchange would cost each worker."""
@@ -389,7 +388,7 @@ def _owners(exchange: str | Owners, workers: int) -> Owners | None:
 def _two_hops(shares: Sequence[Shares], answers: Sequence[Answer]) -> Traffic:
     """What both hops cost a worker, in the mean: what leaves one arrives at another."""
     workers, first = len(shares), shares[0]
-    told = (0 if first.fixed else workers) + (0 if first.known else 1)
+    told = (0 if first.fixed else workers) + (first.answer_sizes is None)
     out = sum(own.sizes[owner] for rank, own in enumerate(shares) for owner in range(workers) if owner != rank)
     back = sum((workers - 1) * answer.message.numel() for answer in answers)
     moved = (out + back) // workers + Traffic.of_numbers(told, workers).sent

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ from thinwire.feedback.base import (
     mean_into,
 )
 from thinwire.feedback.memory import check_decay, check_memory, decayed, memory_slots
+from thinwire.feedback.second_hop import Question, Remembering, SecondHop
 from thinwire.layout import Layout
 from thinwire.ops import Key, block_norms, preconditioned, scale_pieces_, square_means
 from thinwire.ops.blocks import WHOLE
-from thinwire.payload import Beside, Payload
+from thinwire.payload import Beside, Payload, Payloads
 
 EARLY = 20
 """The first steps, in each of which the second moments are exchanged: they change fast there. Exchanged every 100 steps
@@ -133,11 +135,12 @@ class MemAdam(Feedback):
         roots = block_norms(u, layout, WHOLE, order=2) / _roots_of_lengths(layout, u)
         return scale_pieces_(u, (self.clip * math.sqrt(workers) / roots).clamp_(max=1.0), layout)
 
+    @property
+    def second_hop(self) -> SecondHop:
+        return SharedMoments(Remembering(self.compressor, self.decay))
+
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
-        told = [payload.beside for payload in round.payloads if isinstance(payload, Beside)]
-        if told:
-            mean = torch.stack([one.to(out.dtype) for one in told]).mean(0)
-            state["shared"].copy_(torch.where(mean > 0, mean, state["shared"]))  # who holds still says zero
+        take_over_([payload.beside for payload in round.payloads if isinstance(payload, Beside)], state["shared"])
         inner = [payload.inner if isinstance(payload, Beside) else payload for payload in round.payloads]
         return mean_into(out, inner)
 
@@ -146,6 +149,33 @@ class MemAdam(Feedback):
 
     def admit(self, name: str, numel: int) -> None:
         check_contraction(self, self.compressor, name, numel)
+
+
+def take_over_(told: Sequence[Tensor], shared: Tensor) -> None:
+    """D^2 is the mean of what all workers tell, where they tell anything; who holds still says zero."""
+    if told:
+        mean = torch.stack([one.to(shared.dtype) for one in told]).mean(0)
+        shared.copy_(torch.where(mean > 0, mean, shared))
+
+
+@final
+@dataclass(frozen=True)
+class SharedMoments(SecondHop):
+    """A server's memory of preconditioned updates; second moments were told to every owner, which all workers are."""
+
+    memory: Remembering
+    slots: ClassVar[tuple[Slot, ...]] = Remembering.slots
+    owes: ClassVar[str] = Remembering.owes
+
+    def answer(self, asked: Question, state: State) -> Payload:
+        return self.memory.answer(asked, state)
+
+    def hear(self, answers: Payloads, state: State, out: Tensor, beside: Sequence[Tensor] = ()) -> Tensor:
+        take_over_(beside, state["shared"])
+        return self.memory.hear(answers, state, out)
+
+    def is_alike(self, first: bool) -> bool:
+        return True
 
 
 def lengths_of(layout: Layout) -> tuple[int, ...]:

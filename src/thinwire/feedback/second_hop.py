@@ -46,8 +46,9 @@ class SecondHop(ABC):
     def answer(self, asked: Question, state: State) -> Payload:
         """The owner's part: what it tells everyone of its numbers, once all workers have told it of theirs."""
 
-    def hear(self, answers: Payloads, state: State, out: Tensor) -> Tensor:
-        """Everyone's part: the resulting gradient, of answers each of which speaks of its owner's numbers."""
+    def hear(self, answers: Payloads, state: State, out: Tensor, beside: Sequence[Tensor] = ()) -> Tensor:
+        """Everyone's part: the resulting gradient, of answers each of which speaks of its owner's numbers; and what all
+        workers have told every owner beside their messages."""
         return answers.add_to(out.zero_())
 
     @abstractmethod
@@ -118,7 +119,7 @@ class Following(SecondHop):
         answer.add_to(state["told"])
         return answer
 
-    def hear(self, answers: Payloads, state: State, out: Tensor) -> Tensor:
+    def hear(self, answers: Payloads, state: State, out: Tensor, beside: Sequence[Tensor] = ()) -> Tensor:
         return out.copy_(answers.add_to(state["broadcast"]))
 
     def is_alike(self, first: bool) -> bool:

@@ -85,7 +85,7 @@ class LateContents:
 
 def write(payloads: Sequence[Payload], digest: int, flag: Tensor, rank: int) -> Letter:
     """A rank's letter with these payloads, on the flag's device."""
-    body = [chunk for payload in payloads for chunk in _framed(payload)]
+    body = [chunk for payload in payloads for chunk in framed(payload)]
     version, theirs = fields("I", VERSION), fields("I", digest)
     head: list[Chunk] = [version, fields("I", 0), theirs, raw(flag.to(torch.int32).view(1))]
     message = sign_(join([*head, *body], flag.device), rank)
@@ -94,7 +94,7 @@ def write(payloads: Sequence[Payload], digest: int, flag: Tensor, rank: int) -> 
 
 def letter_size(payload: Payload) -> int:
     """Bytes of a letter that holds this payload alone."""
-    return BODY + size(_framed(payload))
+    return BODY + size(framed(payload))
 
 
 def sign_(message: Tensor, rank: int) -> Tensor:
@@ -104,7 +104,7 @@ def sign_(message: Tensor, rank: int) -> Tensor:
     return message
 
 
-def _framed(payload: Payload) -> list[Chunk]:
+def framed(payload: Payload) -> list[Chunk]:
     chunks = chunks_of(payload)
     return [fields("Q", size(chunks)), *chunks]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
+from thinwire.owners import Cut
 from thinwire.payload.base import Count, Payload, both_counts, payload_format
 from thinwire.payload.message import Chunk, Reader, fields, raw
 
@@ -95,6 +96,9 @@ class Beside(Payload):
     def elements(self) -> Count:
         return self.inner.elements
 
+    def split(self, cut: Cut) -> list[Payload]:
+        return self.inner.split(cut)
+
     def add_to(self, out: Tensor, alpha: float = 1.0) -> Tensor:
         return self.inner.add_to(out, alpha)
 
@@ -105,8 +109,13 @@ class Beside(Payload):
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         nested = _nested_format(reader, *reader.fields("B"))
         beside = reader.numbers(sum(piece.factors for piece in layout.pieces), torch.bfloat16)
-        reader.require(((beside >= 0) & (beside < torch.inf)).all(), "a message holds second moments that are none")
+        reader.require(are_moments(beside), "a message holds second moments that are none")
         return cls(beside, nested.unpack(reader, layout, key, dtype))
+
+
+def are_moments(beside: Tensor) -> Tensor:
+    """Whether numbers can be second moments."""
+    return ((beside >= 0) & (beside < torch.inf)).all()
 
 
 @dataclass(frozen=True, eq=False)

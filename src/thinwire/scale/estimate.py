@@ -151,7 +151,8 @@ def second_hop(setting: ScaleSetting, workers: int) -> Cost | None:
         return None
     assert sent.shares is not None
     sizes, counts = sent.shares.sizes, sent.shares.elements
-    both = [sum(sizes) - own + (workers - 1) * own for own in sizes]
+    answers = sent.shares.answer_sizes or sizes
+    both = [sum(sizes) - own + (workers - 1) * answer for own, answer in zip(sizes, answers, strict=True)]
     mean, entries = sum(both) / workers, 2 * (workers - 1) * sum(counts) / workers
     return _cost(setting, SERVER, workers, SHARES, sum(sizes), mean, max(both), entries, 2 * (workers - 1))
 

@@ -55,7 +55,11 @@ class Course:
 def courses(setting: ScaleSetting, workers: int) -> list[Course]:
     """Trained dense, by a gather, and by a sharded server where the rule has a second hop."""
     rule = parse(setting.rule)
-    if not isinstance(rule, Feedback) or rule.needs - {Need.STEP_SIZE} or any(s.copies for s in rule.slots):
+    if (
+        not isinstance(rule, Feedback)
+        or rule.needs - {Need.STEP_SIZE}
+        or any(s.copies or s.single or s.factored for s in rule.slots)
+    ):
         raise ConfigError(f"the convex problem is trained by one rule that needs gradients alone, not by {rule}")
     found = [_dense(setting, workers), _Workers(setting, rule, workers, served=False).train()]
     return [*found, *([] if rule.second_hop is None else [_Workers(setting, rule, workers, served=True).train()])]

@@ -13,6 +13,7 @@ from thinwire.channel import Channel, Outgoing
 from thinwire.errors import AttachError, MomentError
 from thinwire.exchange import Exchange, Incoming
 from thinwire.feedback import Need
+from thinwire.hub import Answer
 from thinwire.layout import Layout, Piece
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Arrival:
         """Whether that is shares of what they have to say, to be added up here."""
         self.flags: Sequence[int] | None = None
         """Every rank's flag, where messages were added up on their way."""
+        self.answer: Answer | None = None
+        """What this rank has told everyone as the owner of its shares."""
 
 
 class MemoryOrder:

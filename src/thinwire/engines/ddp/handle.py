@@ -408,7 +408,7 @@ class Handle:
         found: list[Contents] = []
         self._attempt(lambda: found.append(self.channel.opened(arrival.sent, messages)))
         answer = self.channel.answer(arrival.sent, found[0] if found else None)
-        arrival.flags = answer.flags
+        arrival.answer = answer
         try:
             return send_answer(exchange, arrival.sent, answer, arrival.what, self.ledger)
         except WireError as error:
@@ -417,8 +417,8 @@ class Handle:
 
     def _receive(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> None:
         if arrival.sent.shares is not None:
-            if arrival.flags is not None:
-                self.channel.receive_answers(arrival.sent, arrival.flags, messages, arrival.gradient)
+            if arrival.answer is not None and arrival.answer.flags is not None:
+                self.channel.receive_answers(arrival.sent, arrival.answer, messages, arrival.gradient)
         elif not arrival.in_shares:
             self.channel.receive(arrival.sent, messages, arrival.gradient)
         elif arrival.flags is not None:

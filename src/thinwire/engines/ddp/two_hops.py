@@ -25,8 +25,8 @@ def send_shares(exchange: Sharded, sent: Outgoing, what: str, ledger: Ledger) ->
 def send_answer(exchange: Sharded, sent: Outgoing, answer: Answer, what: str, ledger: Ledger) -> Incoming:
     """Start to tell everyone an owner's answer, and book it. Where it is as long as what it was told, all know that."""
     assert sent.shares is not None
-    sizes, what = sent.shares.sizes, f"the answers to {what}"
-    if not sent.shares.known:
+    sizes, what = sent.shares.answer_sizes, f"the answers to {what}"
+    if sizes is None:
         rows = _told(exchange, [answer.message.numel()], longest_message(sent.layout), what, ledger)
         sizes = [size for (size,) in rows]
     incoming = exchange.trade([answer.message] * exchange.size, sizes, what)
