@@ -192,6 +192,16 @@ class Channel:
         """Whether a step has begun that is neither finished nor abandoned."""
         return self._underway.has_begun
 
+    def regroup_(self, rank: int, came_from: Sequence[int | None]) -> None:
+        """Go on in another group of workers, between steps: as which rank, and as which of the old ranks each of the
+        new ones was known before (None: a newcomer). A rule that is not made for so many workers raises, and nothing is
+        changed. What each worker has of its own stays; `thinwire.engines.elastic` says what else is to be done."""
+        for each in set(self.rules.values()):
+            each.admit_workers(len(came_from))
+        self.rank, self.size = rank, len(came_from)
+        self.worker.workers = self.size
+        self.server.regroup_(came_from)
+
     def layout(self, names: Sequence[str]) -> Layout:
         """The layout of a flat buffer that holds these parameters in this order."""
         return Layout.of([(name, self.parameters[name].index, self.parameters[name].shape) for name in names])

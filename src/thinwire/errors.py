@@ -51,6 +51,10 @@ class CheckpointWarning(UserWarning):
     """A damaged or unfinished checkpoint was passed over, or an old one could not be deleted."""
 
 
+class QuorumError(ThinwireError, RuntimeError):
+    """The workers of an elastic run cannot take a step together now; no state has advanced, and the next may do."""
+
+
 class WireError(ThinwireError, ValueError):
     """A message is damaged, truncated, or was made for another method or layout."""
 

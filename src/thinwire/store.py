@@ -232,6 +232,16 @@ class Store:
                 if piece.name in names:
                     self._bound[layout][slot][..., place] = shadow[..., place]
 
+    def regroup_(self, came_from: Sequence[int | None]) -> None:
+        """For another group of workers: which of the old rows each row of a slot of copies is; a newcomer's (None) is
+        the mean of those that stay. What `remember` noted is forgotten."""
+        self.workers = len(came_from)
+        for name, views in self._views.items():
+            for kept in self._kept[name]:
+                if kept.slot.copies:
+                    views[kept.name] = _regrouped(views[kept.name], came_from)
+        self._bound, self._shadows, self._moving, self._layout_of = {}, {}, {}, {}
+
     def settled(self, name: str, slot: str, turn: int) -> Tensor:
         """One parameter's slot as it was before this turn: what `remember` noted, where it is being changed."""
         codes = self._settled(name, slot, turn)
@@ -254,6 +264,12 @@ class Store:
         for piece in layout.pieces:
             start, stop = stop, stop + kept.length(piece.shape)
             yield piece, slice(start, stop)
+
+
+def _regrouped(rows: Tensor, came_from: Sequence[int | None]) -> Tensor:
+    stay = [row for row in came_from if row is not None]
+    mean = rows[stay].mean(0) if stay else rows.mean(0)
+    return torch.stack([mean if row is None else rows[row] for row in came_from])
 
 
 @lru_cache(maxsize=256)

@@ -77,7 +77,7 @@ class Group:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rank, self.size = _place_in(self.group)
         self.moment = "attach"
         """What is going on, for the errors of collectives."""
         self._held = _Held()
@@ -90,7 +90,8 @@ class Group:
 
     @cached_property
     def _is_gloo(self) -> bool:
-        return self._kinds == {"cpu"} and dist.get_backend(self.group) == "gloo"
+        group = cast(Any, self.group)
+        return self._kinds == {"cpu"} and isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
 
     @cached_property
     def _device(self) -> torch.device:
@@ -220,7 +221,7 @@ def _start_all_to_all(
 
 def assemble(group: Any, what: str, limit: timedelta) -> None:
     """Wait until every rank has come here as often as this one, for no longer than the limit."""
-    store, rank, size = _store(group), dist.get_rank(group), dist.get_world_size(group)
+    store, (rank, size) = _store(group), _place_in(group)
     if store is None or size == 1:
         return
     places = [f"thinwire/{what}/{each}" for each in range(size)]
@@ -238,7 +239,10 @@ def assemble(group: Any, what: str, limit: timedelta) -> None:
 
 
 def missing_words(group: Any) -> str:
-    """Words for an error: which ranks do not say, within a second, that they too have lost somebody."""
+    """Words for an error: which ranks do not say, within a second, that they too have lost somebody. Of a group that
+    torch has no record of, and so no store, nothing can be said."""
+    if _store(group) is None:
+        return ""
     silent = _silent(group)
     if silent is None:
         return "; the group's store does not answer either, so look at the host that runs it"
@@ -249,7 +253,7 @@ def missing_words(group: Any) -> str:
 
 def _silent(group: Any) -> list[int] | None:
     """The ranks that do not answer; None where the store does not. In a thread, for asking a store has no time-out."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = _place_in(group)
     heard, over = {rank}, threading.Event()
 
     def ask() -> None:
@@ -264,6 +268,13 @@ def _silent(group: Any) -> list[int] | None:
 
     threading.Thread(target=ask, daemon=True).start()
     return [each for each in range(size) if each not in heard] if over.wait(1.5 * PATIENCE) else None
+
+
+def _place_in(group: Any) -> tuple[int, int]:
+    """This process's rank, and how many there are: also of a group that torch has no record of."""
+    if isinstance(group, dist.ProcessGroup):
+        return group.rank(), group.size()
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def _named(ranks: list[int]) -> str:

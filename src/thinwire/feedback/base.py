@@ -50,7 +50,11 @@ class Slot:
     copies: bool = False
     """The slot holds one row for each worker of the group."""
     resize: str = "average"
-    """For another number of workers: the average of the old ones, or the name of the slot to copy."""
+    """For another number of workers: the average of the old ones, or the name of the slot to copy: a common one, the
+    mean over all workers of what they have in this one."""
+    joins: str | None = None
+    """The common slot whose value (of copies: their mean) a worker that joins a run under way begins with. None: that
+    of `resize`, else it begins as at the start of a run."""
     single: bool = False
     """One number for each parameter, in place of a vector."""
     factored: bool = False
@@ -60,6 +64,11 @@ class Slot:
     bits: int = 32
     """8: a byte for each number and a scale for each block of them, rounded without bias when `send` is done. For a
     vector of each worker's own that begins as zero."""
+
+    @property
+    def summed_in(self) -> str | None:
+        """The common slot that is the mean of this one over all workers, if there is one."""
+        return None if self.resize == "average" else self.resize
 
     def length(self, shape: Sequence[int]) -> int:
         """How many numbers it holds for a parameter of this shape."""

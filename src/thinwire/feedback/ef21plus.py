@@ -39,7 +39,7 @@ class EF21Plus(Feedback):
     start: str = "gradient"
     name: ClassVar[str] = "ef21plus"
     piecewise: ClassVar[bool] = True
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("local"), Slot("locals", per_worker=False, copies=True))
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("local", joins="locals"), Slot("locals", per_worker=False, copies=True))
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

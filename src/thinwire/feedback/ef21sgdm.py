@@ -14,7 +14,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Payload
 
-MOMENTUM = Slot("momentum")
+MOMENTUM = Slot("momentum", joins="mean")
 """v_i: a moving average of this worker's gradients."""
 
 

@@ -184,18 +184,17 @@ def lengths_of(layout: Layout) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def _on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    """Kept: copying to a GPU makes the host wait."""
-    exact = torch.int64 if all(isinstance(number, int) for number in numbers) else torch.float64
-    return torch.tensor(numbers, dtype=exact, device=device)
+def _on_device(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept: copying to a GPU makes the host wait. By their type too, for (1,) and (1.0,) are one key."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def _repeated(values: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Each value as often as its length says."""
-    return values.repeat_interleave(_on_device(lengths, values.device), output_size=sum(lengths))
+    return values.repeat_interleave(_on_device(lengths, torch.int64, values.device), output_size=sum(lengths))
 
 
 def _roots_of_lengths(layout: Layout, like: Tensor) -> Tensor:
     """sqrt(numel) of each piece that holds anything."""
     roots = tuple(math.sqrt(piece.numel) for piece in layout.pieces if piece.numel)
-    return _on_device(roots, like.device).to(like.dtype)
+    return _on_device(roots, torch.float64, like.device).to(like.dtype)

@@ -18,7 +18,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key
 from thinwire.payload import Empty, Partial, Payload
 
-PREVIOUS = Slot("previous")
+PREVIOUS = Slot("previous", joins="mean")
 """y_i: this worker's gradient of the step before."""
 
 

@@ -41,7 +41,7 @@ class EF21PAGE(Increments):
     name: ClassVar[str] = "ef21page"
     piecewise: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PREVIOUS, Need.FULL})
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("estimate"), LOCAL, MEAN)
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("estimate", joins="mean"), LOCAL, MEAN)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

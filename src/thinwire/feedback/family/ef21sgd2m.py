@@ -39,7 +39,7 @@ class EF21SGD2M(Increments):
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgd2m"
     piecewise: ClassVar[bool] = True
-    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, Slot("second"), LOCAL, MEAN)
+    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, Slot("second", joins="mean"), LOCAL, MEAN)
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)
