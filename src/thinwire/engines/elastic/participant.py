@@ -14,8 +14,9 @@ import math
 import secrets
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,7 +34,7 @@ from thinwire.engines.needs import check_momentum, check_need, check_one_backwar
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, MomentError, NonFiniteGradient, QuorumError, ThinwireError
 from thinwire.exchange import Exchange, Incoming
-from thinwire.feedback import Need, Rule
+from thinwire.feedback import Feedback, Need, Rule, rule_of
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 
@@ -93,6 +94,7 @@ class ElasticHandle:
 
     def __init__(self, model: nn.Module, rule: Rule, optimizer: torch.optim.Optimizer, given: Elasticity) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        check_resizable(rule_of(rule, name, p.numel()) for name, p in self._parameters.items())
         self.channel = Channel(rule, self._parameters, rank=0, size=1, seed=given.seed)
         self._given, self._step_sizes = given, StepSizes(self._parameters, optimizer)
         self._check(given)
@@ -119,7 +121,6 @@ class ElasticHandle:
         check_momentum(channel, sizes)
         warn_of_optimizer(channel, sizes, stacklevel=5)
         self._moments = None if given.moments is None else SecondMoments(channel, given.moments, self._parameters)
-        check_resizable(channel)
 
     @property
     def rule(self) -> Rule:
@@ -410,16 +411,15 @@ class ElasticHandle:
         self._unsent, self._exchange = {}, None
 
 
-def check_resizable(channel: Channel) -> None:
+def check_resizable(rules: Iterable[Feedback]) -> None:
     """Refuse a rule that is made for one number of workers."""
-    for rule in dict.fromkeys(channel.rules.values()):
-        for workers in (1, 2, 3):
-            try:
-                rule.admit_workers(workers)
-            except AttachError as error:
-                raise AttachError(
-                    f"{rule} cannot be resized, and workers come and go here: {error}. Use ef21 in its place"
-                ) from error
+    for rule, workers in product(dict.fromkeys(rules), (1, 2, 3)):
+        try:
+            rule.admit_workers(workers)
+        except AttachError as error:
+            raise AttachError(
+                f"{rule} cannot be resized, and workers come and go here: {error}. Use ef21 in its place"
+            ) from error
 
 
 def _held_by_most(rows: Sequence[Sequence[int]], column: int) -> int:
