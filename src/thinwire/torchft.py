@@ -135,6 +135,7 @@ class ElasticOptimizer:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
+        self._group = None
         self.handle.load_shared_state(state["shared"])
         self._model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from thinwire.checkpoint.part_set import Damage, Damaged, PartSet, Seal, sets_in, sync_folder
+from thinwire.checkpoint.state import merge_parts
 from thinwire.errors import CheckpointError, CheckpointWarning, ConfigError, StateError
 from thinwire.exchange import Exchange, Group, Loopback
 
@@ -91,6 +92,27 @@ class Rotating:
             return place.read(ranks.rank, seals[ranks.rank], map_location)
 
         return self._newest(own)
+
+    def resume(self, map_location: Any = "cpu") -> tuple[int, Any] | None:
+        """As `load`, but of another number of ranks too: for launchers that start again with those that are left.
+
+        A rank then gets rank 0's part, in which each state of a handle is that of all ranks, merged: load it with
+        `on_resize="redistribute"`. Every rank reads all parts.
+
+        >>> import tempfile
+        >>> checkpoints = Rotating(tempfile.mkdtemp())
+        >>> checkpoints.save(100, {"w": [1, 2]})
+        >>> checkpoints.resume()
+        (100, {'w': [1, 2]})
+        """
+
+        def own_or_all(place: PartSet, ranks: Exchange) -> Any:
+            seals = place.seals()
+            if len(seals) == ranks.size:
+                return place.read(ranks.rank, seals[ranks.rank], map_location)
+            return merge_parts([place.read(rank, seal, map_location) for rank, seal in enumerate(seals)])
+
+        return self._newest(own_or_all)
 
     def parts(self, map_location: Any = "cpu") -> tuple[int, list[Any]] | None:
         """Step and the states of all ranks that saved it, in rank order: for `merge_states` and another world size."""
@@ -314,9 +336,9 @@ def _read_together(
     code, detail = next((row for row in rows if row[0] != _WHOLE), (_WHOLE, 0))
     if code == _OTHER_SIZE:
         raise StateError(
-            f"{place.path} was saved by {detail} ranks, this group has {ranks.size}. Rotating.parts() loads all "
-            "of them: take the model and optimizer from the first, merge the handles' states with "
-            'thinwire.merge_states and load that with on_resize="redistribute"'
+            f"{place.path} was saved by {detail} ranks, this group has {ranks.size}. Rotating.resume() loads such a "
+            "checkpoint too: of rank 0, with the handles' states of all ranks merged. Load those with "
+            'on_resize="redistribute"'
         )
     return results, None if code == _WHOLE else str(Damage(code)).format(part=place.part(detail).name)
 

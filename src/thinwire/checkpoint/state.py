@@ -97,6 +97,20 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**first, "slots": {key: tensor for state in states for key, tensor in state["slots"].items()}}
 
 
+def merge_parts(parts: Sequence[Any]) -> Any:
+    """What rank 0 saved, with the states of all ranks' handles merged, wherever in it they stand.
+
+    >>> merge_parts([{"step": 3, "model": {"w": 1}}, {"step": 3, "model": {"w": 1}}])
+    {'step': 3, 'model': {'w': 1}}
+    """
+    first = parts[0]
+    if not isinstance(first, Mapping):
+        return first
+    if first.keys() >= _FIELDS.keys():
+        return merge_states(parts)
+    return {key: merge_parts([part[key] for part in parts]) for key in first}
+
+
 def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
     """Put a saved state into a channel, wholly or (with a `StateError`) not at all."""
     load_all_([channel], state, on_resize)
