@@ -22,7 +22,7 @@ from thinwire.engines.ddp.handle import Handle
 
 pytestmark = pytest.mark.dist
 SCRIPT = Path(__file__).parents[2] / "examples" / "elastic_torchrun.py"
-HOSTS, STEPS, LIMIT = 3, 120, 300.0
+HOSTS, STEPS, LIMIT = 3, 60, 300.0
 
 
 def agent(folder: str) -> None:
@@ -32,7 +32,7 @@ def agent(folder: str) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     config = LaunchConfig(
-        min_nodes=1,
+        min_nodes=HOSTS - 1,
         max_nodes=HOSTS,
         nproc_per_node=1,
         max_restarts=20,
@@ -43,7 +43,7 @@ def agent(folder: str) -> None:
         rdzv_endpoint=f"{folder}/rendezvous",
         rdzv_configs={
             "store_type": "file",
-            "last_call_timeout": 2,
+            "last_call_timeout": 3,
             "keep_alive_interval": 1,
             "keep_alive_max_attempt": 2,
         },
@@ -53,18 +53,30 @@ def agent(folder: str) -> None:
 
 
 def host(folder: str) -> None:
-    """The example, which leaves what it loads beside it."""
-    load = Handle.load_state_dict
+    """The example. With all hosts it stands still after its first checkpoint, until one of them is killed; fewer only
+    begin once that has come about. It leaves what it loads."""
+    load, save, killed = Handle.load_state_dict, Rotating.save, Path(folder, "killed")
+    if int(os.environ["WORLD_SIZE"]) < HOSTS:
+        stand_still(killed)
 
     def noted(handle: Handle, state: Any, **options: Any) -> None:
         load(handle, state, **options)
         mine = handle.state_dict()
         torch.save((state, mine), f"{folder}/loaded-{handle.channel.size}-{handle.channel.rank}")
-        Path(f"{folder}/going-{handle.channel.size}-{handle.channel.rank}").touch()
 
-    Handle.load_state_dict = noted  # type: ignore[method-assign, assignment]
+    def saved(checkpoints: Rotating, step: int, state: Any) -> None:
+        save(checkpoints, step, state)
+        Path(folder, f"saved-{os.environ['RANK']}").touch()
+        stand_still(killed)
+
+    Handle.load_state_dict, Rotating.save = noted, saved  # type: ignore[method-assign, assignment]
     sys.argv = [str(SCRIPT), f"{folder}/checkpoints", str(STEPS)]
     runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def stand_still(until: Path) -> None:
+    while not until.exists():
+        time.sleep(0.02)
 
 
 def test_who_is_left_starts_again_with_what_all_had_not_sent(tmp_path: Path) -> None:
@@ -72,9 +84,10 @@ def test_who_is_left_starts_again_with_what_all_had_not_sent(tmp_path: Path) -> 
     for each in agents:
         each.start()
     try:
-        until(lambda: list(tmp_path.glob("checkpoints/*/manifest.json")), agents)
+        until(lambda: len(list(tmp_path.glob("saved-*"))) == HOSTS, agents)
         victim = agents.pop()
         os.killpg(victim.pid or 0, signal.SIGKILL)
+        (tmp_path / "killed").touch()
         for each in agents:
             each.join(LIMIT)
         assert [each.exitcode for each in agents] == [0, 0], printed(tmp_path)

@@ -183,7 +183,7 @@ def _loop(place: Place, life: str, manager: Any, model: nn.Module, optimizer: An
         "kept": account.kept(),
         "given": account.given,
         "loss": loss,
-        "stretches": handle.chronicle.numbers(),
+        "eras": handle.chronicle.numbers(),
         "sent": handle.ledger.summary()["sent_bytes"],
         "members": list(handle.roster.members),
         "means": {key: tensor for key, tensor in state["slots"].items() if key.startswith("mean")},

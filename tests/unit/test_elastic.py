@@ -295,7 +295,7 @@ def test_a_chronicle_remembers_the_last_changes_and_reads_back() -> None:
     chronicle = Chronicle()
     for step in range(3000):
         chronicle = chronicle.taken(step // 2, step)
-    assert len(chronicle.stretches) == 1000
+    assert len(chronicle.eras) == 1000
     assert chronicle.holds(1499, 2999)
     assert not chronicle.holds(1499, 2997)
     assert not chronicle.holds(0, 0)

@@ -11,7 +11,7 @@ LONGEST = 1000
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Era:
     """Steps that were taken under one quorum, from the first to the last."""
 
     epoch: int
@@ -21,40 +21,40 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Chronicle:
-    """The stretches of a run, in order.
+    """The eras of a run, in order.
 
     >>> chronicle = Chronicle().taken(epoch=77, step=0).taken(77, 1).taken(31, 2)
-    >>> chronicle.holds(77, 1), chronicle.holds(77, 2), len(chronicle.stretches)
+    >>> chronicle.holds(77, 1), chronicle.holds(77, 2), len(chronicle.eras)
     (True, False, 2)
     """
 
-    stretches: tuple[Stretch, ...] = ()
+    eras: tuple[Era, ...] = ()
 
     def taken(self, epoch: int, step: int) -> Chronicle:
         """With one step more."""
-        *before, last = self.stretches or (Stretch(epoch, step, step),)
+        *before, last = self.eras or (Era(epoch, step, step),)
         if last.epoch != epoch:
-            before, last = [*before, last], Stretch(epoch, step, step)
-        return Chronicle((*before, Stretch(epoch, last.first, step))[-LONGEST:])
+            before, last = [*before, last], Era(epoch, step, step)
+        return Chronicle((*before, Era(epoch, last.first, step))[-LONGEST:])
 
     def holds(self, epoch: int, step: int) -> bool:
         """Whether the run has taken this step under this quorum."""
-        return any(one.epoch == epoch and one.first <= step <= one.last for one in self.stretches)
+        return any(one.epoch == epoch and one.first <= step <= one.last for one in self.eras)
 
     @property
     def mark(self) -> int:
         """A number that two workers have in common only if they have taken the same last step."""
-        last = self.stretches[-1:]
+        last = self.eras[-1:]
         return mark_of([number for one in last for number in (one.epoch, one.last)])
 
     def numbers(self) -> list[list[int]]:
         """As it is copied to a newcomer."""
-        return [[one.epoch, one.first, one.last] for one in self.stretches]
+        return [[one.epoch, one.first, one.last] for one in self.eras]
 
     @staticmethod
     def of(numbers: Iterable[Sequence[int]]) -> Chronicle:
         """What `numbers` gave."""
-        return Chronicle(tuple(Stretch(*map(int, three)) for three in numbers))
+        return Chronicle(tuple(Era(*map(int, three)) for three in numbers))
 
 
 def mark_of(numbers: Iterable[int]) -> int:

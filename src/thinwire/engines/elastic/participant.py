@@ -176,7 +176,7 @@ class ElasticHandle:
         texts = told(exchange, self.settings(), "the settings")
         words = f"workers differ in {first_difference(texts)}"
         right = _held_by_most(rows, 1)
-        if rows[exchange.rank][1] == right and self.chronicle.stretches:
+        if rows[exchange.rank][1] == right and self.chronicle.eras:
             raise QuorumError(f"{words}. This worker is of the run and goes on without those that differ")
         raise AttachError(f"{words}. Give every worker the same rule, seed, model and optimizer")
 
@@ -393,13 +393,13 @@ class ElasticHandle:
         state = save(self.channel)
         common = {f"{s.name}/{n}" for n in self.channel.parameters for s in self.channel.server.slots_of(n)}
         slots = {key: tensor for key, tensor in state["slots"].items() if key in common}
-        history = {"members": list(self.roster.members), "stretches": self.chronicle.numbers()}
+        history = {"members": list(self.roster.members), "eras": self.chronicle.numbers()}
         return {**state, "slots": slots, "history": history}
 
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
         """Take what all workers have in common from one of them; what is this worker's own stays."""
         self._abandon()
-        chronicle = Chronicle.of(state["history"]["stretches"])
+        chronicle = Chronicle.of(state["history"]["eras"])
         if self._doubt is not None:
             self._doubt.settle_(chronicle.holds(self._doubt.epoch, self._doubt.step))
             self._doubt = None
