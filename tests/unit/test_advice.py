@@ -172,6 +172,31 @@ def test_an_outlier_does_not_bend_the_line() -> None:
     assert line([0, 1, 2], [3.0, 2.0, 1.0])[1] == 0
 
 
+@pytest.mark.parametrize("spread", [(0.5, 2.0), (0.99, 1.01)])
+def test_the_interval_is_as_wide_as_computing_was_unsteady(spread: tuple[float, float]) -> None:
+    one = rehearsal()
+    unsteady = replace(one, found=replace(one.found, low=spread[0], high=spread[1]))
+    row = Advice(unsteady, unsteady.wire.shaped(1e10)).row(RULE)
+    busy = row.seconds - row.step.exposed - row.step.verdict
+    assert row.low == pytest.approx(min(0.85 * row.seconds, row.seconds - (1 - spread[0]) * busy))
+    assert row.high == pytest.approx(max(1.25 * row.seconds, row.seconds + (spread[1] - 1) * busy))
+
+
+def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Inquiry] = []
+    monkeypatch.setattr("thinwire.cli.advise.rehearsed", lambda inquiry: asked.append(inquiry) or rehearsal())
+    assert main(["advise", "--model", "text", "--rate", "10mbit,100gbit"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "text · 4 workers · 10 Mbit/s" in out
+    assert f"Compress: {RULE}" in out
+    assert "Do not compress: " in out
+    assert main(["advise", "--model", "2m", "--compute", "30", "--optimizer", "sgd", "--rate", "1gbit", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["up"] == 1e9
+    assert [inquiry.optimizer for inquiry in asked] == [None, "sgd"]
+    assert asked[1].candidates[3] == recommended("sgd")[0]
+
+
 # ------------------------------------------------------------------------------------------------------------- held out
 
 

@@ -43,7 +43,7 @@ HEAD = [
 ]
 NOTES = (
     "ms a step are FORECAST, from what computing and encoding take and from what the wire would carry beside them; "
-    "nine of ten steps that were measured lay between from and to.",
+    "docs/advisor.md says how often what was measured lay between from and to.",
     "wire + waiting is what is not hidden behind the backward pass. torch's hooks encode out of sight. State is what a "
     "method remembers beside model, gradients and optimizer.",
 )
@@ -106,8 +106,10 @@ class Advice:
             nothing = StepTime(compute, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
             return Prospect(ALONE, nothing, compute * found.low, compute * found.high, 0.0)
         step = self.rehearsal.step(method, self.wire)
-        low, high = min(found.low, 1 - BELOW), max(found.high, 1 + ABOVE)
-        return Prospect(method, step, low * step.total, high * step.total, found.burdens[method].state)
+        wire = step.exposed + step.verdict
+        low = min((1 - BELOW) * step.total, wire + found.low * (step.total - wire))
+        high = max((1 + ABOVE) * step.total, wire + found.high * (step.total - wire))
+        return Prospect(method, step, low, high, found.burdens[method].state)
 
     def row(self, method: str) -> Prospect:
         """Of a method."""

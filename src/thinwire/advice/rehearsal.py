@@ -71,7 +71,7 @@ class Findings:
     def replayed(self, seconds: float) -> Findings:
         """The same where computing takes so long, a third of it forward, and gradients come evenly."""
         burdens = {method: _evenly(burden) for method, burden in self.burdens.items()}
-        return replace(self, compute=Compute(seconds / 3, 2 * seconds / 3), burdens=burdens)
+        return replace(self, compute=Compute(seconds / 3, 2 * seconds / 3), burdens=burdens, low=1.0, high=1.0)
 
     def times(self, more: float) -> Findings:
         """The same with so many times the parameters: bytes and codecs grow alike."""
