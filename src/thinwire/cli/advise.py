@@ -21,10 +21,10 @@ from thinwire.errors import ConfigError
 from thinwire.lab.block import Block
 from thinwire.lab.laboratory import measure
 from thinwire.lab.namespaces import network
-from thinwire.lab.requirements import check_machine
+from thinwire.lab.requirements import check_fit, check_machine
 from thinwire.lab.setting import cables
 from thinwire.report.record_file import Writer
-from thinwire.training.tasks import TASKS
+from thinwire.training.tasks import TASKS, load_task
 
 WORLD = "WORLD_SIZE"
 """What torchrun sets."""
@@ -54,7 +54,9 @@ def advise(
     lab: Annotated[
         bool, typer.Option("--lab", help="Then measure it in the laboratory, and hold both together.")
     ] = False,
-    check: Annotated[Path | None, optional("--check", help="Show such a comparison again, from its record.")] = None,
+    check: Annotated[
+        list[Path] | None, optional("--check", help="Show such a comparison again, from its record; several times.")
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of measuring.")] = 3,
     steps: Annotated[int, typer.Option("--steps", help="Steps of a round.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON in place of tables.")] = False,
@@ -79,7 +81,7 @@ def advise(
 
       thinwire advise --check docs/records/advisor.jsonl
     """
-    if check is not None:
+    if check:
         return _show_check(check)
     if measured:
         workers = _launched()
@@ -129,14 +131,15 @@ def _show(found: list[Advice], *, as_json: bool) -> None:
         show_sections([each.section for each in found])
 
 
-def _show_check(record: Path) -> None:
+def _show_check(records: list[Path]) -> None:
     with noted():
-        show_sections(sections(ADVISOR_EXPERIMENT.runs(record)))
+        show_sections(sections([run for record in records for run in ADVISOR_EXPERIMENT.runs(record)]))
 
 
 def _hold_together(inquiry: Inquiry, record: Path, command: list[str], *, force: bool) -> None:
     """Forecast, measure, record, and show both."""
     check_machine(inquiry.setting)
+    check_fit(inquiry.setting, load_task(inquiry.model, inquiry.data))
     check_outputs(record, None, force=force)
     blocks: list[Block] = []
     with closing(Writer(record, ADVISOR, command, force=force)) as writer:
