@@ -94,6 +94,7 @@ COMMANDS = {
             "--replay",
             "--codec",
             "--every",
+            "--settle",
             "--train",
             "--timeout",
             "--emulated",

@@ -165,7 +165,7 @@ def test_what_was_chosen_and_why_is_said() -> None:
     words = [pilot.words() for pilot in world.pilots]
     assert words == words[:1] * WORKERS
     text = "\n".join(words[0])
-    assert text.startswith("chosen: dense, for ")
+    assert text.startswith("chosen dense: ")
     assert "Mbit/s" in text
     assert "dense → " in text or "→ dense" in text
     for switch in world.pilots[0].switches:

@@ -87,7 +87,7 @@ class Pilot:
         if not self._buckets:
             return ["nothing was exchanged yet"]
         state = "trying" if self._trying else "chosen"
-        lines = [f"{state}: {show_plan(self.plan)}, for {self._why}", self._forecast.words()]
+        lines = [f"{state} {show_plan(self.plan)}: {self._why}", self._forecast.words()]
         return [*lines, *map(self._told, self._known()), *map(str, self.switches)]
 
     def _known(self) -> list[Plan]:
@@ -219,7 +219,7 @@ class Pilot:
     def _tried_why(self, plan: Plan) -> str:
         if plan in self._seconds:
             return "another look at two that are nearly as fast"
-        return f"a trial, by a forecast of {1e3 * self._forecast(plan):.3g} ms a step; it began with {self._because}"
+        return f"on trial, forecast {1e3 * self._forecast(plan):.3g} ms a step; set off by {self._because}"
 
     def _doubtful(self) -> list[Plan]:
         """The one of the two fastest that was looked at least, where they are near each other."""
@@ -266,7 +266,7 @@ class Pilot:
         self._misses = 0 if 1 / self._band < ratio < self._band else self._misses + 1
         if self._misses >= MISSES or not 1 / FAR < ratio < FAR:
             yield from self._begin_anew(
-                f"steps take {1e3 * seconds:.4g} ms in place of {1e3 * self._reference:.4g}", seconds
+                f"steps that take {1e3 * seconds:.4g} ms in place of {1e3 * self._reference:.4g}", seconds
             )
         elif self._is_time_to_listen():
             yield from self._listen(seconds)
@@ -298,9 +298,8 @@ class Pilot:
         if not probe_is_near(found, expected, SURPRISE, LEAST):
             again = yield from self._probe(nbytes)
             if not probe_is_near(again, expected, SURPRISE, LEAST):
-                why = (
-                    f"a sum of {nbytes:,} bytes takes {1e3 * min(found, again):.3g} ms in place of {1e3 * expected:.3g}"
-                )
+                took = f"{1e3 * min(found, again):.3g} ms in place of {1e3 * expected:.3g}"
+                why = f"a sum of {nbytes:,} bytes that takes {took}"
                 yield from self._begin_anew(why, seconds)
                 return
         self._reconsider(seconds)
