@@ -15,7 +15,7 @@ from thinwire.errors import ThinwireError
 from thinwire.lab.block import Block
 from thinwire.lab.host import ORPHANED
 from thinwire.lab.laboratory import measure, turns
-from thinwire.lab.namespaces import FOLDER, available, network
+from thinwire.lab.namespaces import FOLDER, address, available, network
 from thinwire.lab.setting import Cable, LabSetting, cables
 
 pytestmark = pytest.mark.dist
@@ -92,6 +92,22 @@ def _network_that_ends_by(end: type[BaseException]) -> None:
         raise end
 
 
+@NETWORKS
+def test_what_sites_tell_each_other_goes_through_their_trunks() -> None:
+    with network(4, sites=2) as net:
+        net.shape_trunks(Cable.of("10mbit", "10mbit"))
+        told = [net.trunk_bytes()]
+        for there in (1, 3):  # of the same site, and of the other
+            datagram = f"head -c 1400 /dev/zero > /dev/udp/{address(there)}/9"
+            for _ in range(20):
+                subprocess.run(["ip", "netns", "exec", net.of(0), "bash", "-c", datagram], check=True)
+            told.append(net.trunk_bytes())
+    first, inside, between = (site for site, _ in told)
+    assert inside - first < 1400  # asking for an address goes everywhere
+    assert between - inside >= 10 * 1400
+
+
+@NETWORKS
 def test_a_host_ends_with_its_laboratory() -> None:
     command = [sys.executable, "-m", "thinwire.lab.host"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == ORPHANED

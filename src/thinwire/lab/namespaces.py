@@ -1,5 +1,7 @@
 """A small network of our own: a namespace for each rank, joined by a bridge, whose wires can be shaped and cut.
 
+Ranks of several sites have a bridge for each site, and from it a trunk to a bridge in the middle.
+
 Namespaces carry in their names whose they are: nothing that another process made is ever touched, unless its name
 proves that a laboratory made it and the process in its name is gone.
 """
@@ -42,6 +44,8 @@ class Namespaces:
 
     name: str
     size: int
+    sites: int = 1
+    """Each holds as many ranks, one behind the other."""
 
     @property
     def hub(self) -> str:
@@ -71,6 +75,21 @@ class Namespaces:
             _shape(self.of(rank), DEVICE, cable.up)
             _shape(self.hub, f"tw{rank}", cable.down)
 
+    def shape_trunks(self, cable: Cable) -> None:
+        """Give what joins the sites these rates: up from a site, and down to it."""
+        for site in range(self.sites if self.sites > 1 else 0):
+            _shape(self.hub, f"up{site}", cable.up)
+            _shape(self.hub, f"down{site}", cable.down)
+
+    def trunk_bytes(self) -> list[int]:
+        """Bytes that each site has sent to others so far, by the counter of its trunk."""
+        counters = _run("ip", "netns", "exec", self.hub, "cat", "/proc/net/dev")
+        return [carried(counters, f"up{site}") for site in range(self.sites)]
+
+    def bridge(self, rank: int) -> str:
+        """The bridge of a rank's site."""
+        return f"{BRIDGE}{rank * self.sites // self.size}" if self.sites > 1 else BRIDGE
+
 
 def address(rank: int) -> str:
     """Of a rank in its network, which no other network can reach."""
@@ -88,15 +107,16 @@ def available(*programs: str) -> bool:
 
 
 @contextmanager
-def network(size: int) -> Iterator[Namespaces]:
+def network(size: int, sites: int = 1) -> Iterator[Namespaces]:
     """A network for so many ranks, gone at the end of the block."""
-    net = Namespaces(_own_name(), size)
+    net = Namespaces(_own_name(), size, sites)
     _check_free(net.names)
     try:
         for name in net.names:
             _make(name)
-        _run("ip", "-n", net.hub, "link", "add", BRIDGE, "type", "bridge")
-        _run("ip", "-n", net.hub, "link", "set", BRIDGE, "up")
+        _add_bridge(net, BRIDGE)
+        for site in range(sites if sites > 1 else 0):
+            _add_trunk(net, site)
         for rank in range(size):
             _join(net, rank)
         yield net
@@ -114,13 +134,13 @@ def enter(namespace: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
 
-def carried(counters: str) -> int:
-    """Bytes that a rank's interface has sent, from the text of /proc/self/net/dev, which is the process's own.
+def carried(counters: str, device: str = DEVICE) -> int:
+    """Bytes that an interface has sent, a rank's by default, from the text of a namespace's /proc/net/dev.
 
     >>> carried("  lo: 1 0 0 0 0 0 0 0 1 0\\n tw0: 5 1 0 0 0 0 0 0 77 1\\n")
     77
     """
-    line = next(line for line in counters.splitlines() if line.strip().startswith(f"{DEVICE}:"))
+    line = next(line for line in counters.splitlines() if line.strip().startswith(f"{device}:"))
     return int(line.partition(":")[2].split()[8])
 
 
@@ -174,11 +194,26 @@ def _make(name: str) -> None:
         )
 
 
+def _add_bridge(net: Namespaces, name: str) -> None:
+    _run("ip", "-n", net.hub, "link", "add", name, "type", "bridge")
+    _run("ip", "-n", net.hub, "link", "set", name, "up")
+
+
+def _add_trunk(net: Namespaces, site: int) -> None:
+    """A bridge for a site, and a cable from it to the one in the middle."""
+    own, up, down = f"{BRIDGE}{site}", f"up{site}", f"down{site}"
+    _add_bridge(net, own)
+    _run("ip", "-n", net.hub, "link", "add", up, "type", "veth", "peer", "name", down)
+    for port, bridge in ((up, own), (down, BRIDGE)):
+        _run("ip", "-n", net.hub, "link", "set", port, "master", bridge)
+        _run("ip", "-n", net.hub, "link", "set", port, "up")
+
+
 def _join(net: Namespaces, rank: int) -> None:
     """Lay a cable from a rank to the bridge."""
     own, port = net.of(rank), f"tw{rank}"
     _run("ip", "-n", net.hub, "link", "add", port, "type", "veth", "peer", "name", DEVICE, "netns", own)
-    _run("ip", "-n", net.hub, "link", "set", port, "master", BRIDGE)
+    _run("ip", "-n", net.hub, "link", "set", port, "master", net.bridge(rank))
     _run("ip", "-n", net.hub, "link", "set", port, "up")
     _run("ip", "-n", own, "addr", "add", f"{address(rank)}/24", "dev", DEVICE)
     _run("ip", "-n", own, "link", "set", DEVICE, "up")
@@ -217,10 +252,11 @@ def _delete(names: Iterable[str]) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, start_new_session=True)
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(
             f"`{' '.join(words)}` failed: {done.stderr.strip()}. The laboratory needs a Linux kernel with veth, bridge "
             "and (for a rate other than none) sch_tbf"
         )
+    return done.stdout

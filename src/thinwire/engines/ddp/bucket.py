@@ -69,6 +69,11 @@ class MemoryOrder:
         self._layout = layout
         self._odd = [(piece, strides) for piece in layout.pieces if (strides := _strides(parameters[piece.name]))]
 
+    @property
+    def is_logical(self) -> bool:
+        """Whether the bucket lies in logical order itself."""
+        return not self._odd
+
     def logical(self, flat: Tensor) -> Tensor:
         """The bucket in logical order: the very buffer where that is its own."""
         if not self._odd:

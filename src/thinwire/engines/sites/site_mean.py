@@ -32,32 +32,42 @@ class MemberRows:
         """Numbers of a row."""
         return sum(shard.padded for shard in self.pieces)
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether nothing is left over."""
+        return all(shard.whole[0] % shard.members == 0 for shard in self.pieces)
+
     def rows(self, flat: Tensor) -> Tensor:
         """Row j has member j's shards; what is left over is zero."""
         members = self.pieces[0].members
-        rows = flat.new_zeros(members, self.width)
+        rows = (flat.new_empty if self.is_even else flat.new_zeros)((members, self.width))
         for shard, whole, place in self._places(flat):
-            part = torch.nn.functional.pad(whole, (0, members * shard.padded - whole.numel()))
-            rows[:, place] = part.view(members, shard.padded)
+            rows[:, place] = _padded(whole, members * shard.padded).view(members, shard.padded)
         return rows
 
     def own(self, row: Tensor) -> Tensor:
         """This member's shards of its row, without what is left over."""
+        if self.is_even:
+            return row
         parts = torch.split(row, [shard.padded for shard in self.pieces])
         return torch.cat([part[: math.prod(shard.shape)] for shard, part in zip(self.pieces, parts, strict=True)])
 
     def row(self, own: Tensor) -> Tensor:
         """The inverse of `own`."""
+        if self.is_even:
+            return own
         parts = torch.split(own, [math.prod(shard.shape) for shard in self.pieces])
-        pads = [shard.padded - part.numel() for shard, part in zip(self.pieces, parts, strict=True)]
-        return torch.cat([torch.nn.functional.pad(part, (0, pad)) for part, pad in zip(parts, pads, strict=True)])
+        return torch.cat([_padded(part, shard.padded) for shard, part in zip(self.pieces, parts, strict=True)])
 
-    def whole(self, rows: Tensor) -> Tensor:
-        """The inverse of `rows`."""
-        places = torch.split(rows, [shard.padded for shard in self.pieces], dim=1)
-        return torch.cat(
-            [part.reshape(-1)[: math.prod(shard.whole)] for shard, part in zip(self.pieces, places, strict=True)]
-        )
+    def whole_(self, flat: Tensor, rows: Tensor) -> Tensor:
+        """The inverse of `rows`, written into a flat tensor."""
+        for _, whole, place in self._places(flat):
+            part = rows[:, place]
+            if whole.numel() == part.numel():
+                whole.view(part.shape).copy_(part)
+            else:
+                whole.copy_(part.reshape(-1)[: whole.numel()])
+        return flat
 
     def _places(self, flat: Tensor) -> Iterator[tuple[Shard, Tensor, slice]]:
         start = 0
@@ -155,10 +165,16 @@ class SiteMean:
     def _tell(self) -> None:
         """Tell the site what was exchanged of this member's shards, and DDP all of it."""
         cuts = [self._held.cut(one.names) for one in self._underway]
-        rows = [cut.row(share.value()) for cut, share in zip(cuts, self._shares, strict=True)]
-        gathers = [gather_rows(self._inside, row, f"bucket {place} inside the site") for place, row in enumerate(rows)]
+        shares = [cut.row(share.value()) for cut, share in zip(cuts, self._shares, strict=True)]
+        gathers = [
+            gather_rows(self._inside, row, f"bucket {place} inside the site") for place, row in enumerate(shares)
+        ]
         for one, cut, incoming in zip(self._underway, cuts, gathers, strict=True):
-            one.order.write_(one.flat, cut.whole(arrived_rows(incoming, one.flat.dtype)))
+            rows = arrived_rows(incoming, one.flat.dtype)
+            if one.order.is_logical:
+                cut.whole_(one.flat, rows)
+            else:
+                one.order.write_(one.flat, cut.whole_(torch.empty_like(one.flat), rows))
             one.result.set_result(one.flat)
         self._underway, self._shares = [], []
 
@@ -194,8 +210,13 @@ class Held:
         for name, update in updates.items():
             cut = self.cut((name,))
             incoming = gather_rows(inside, cut.row(update), f"the update of {name!r}")
-            wholes[name] = cut.whole(arrived_rows(incoming, update.dtype))
+            wholes[name] = cut.whole_(update.new_empty(self.named[name].numel()), arrived_rows(incoming, update.dtype))
         return apply_(self.named, wholes)
+
+
+def _padded(flat: Tensor, numel: int) -> Tensor:
+    """With zeros behind it; padding by nothing would copy."""
+    return flat if flat.numel() == numel else torch.nn.functional.pad(flat, (0, numel - flat.numel()))
 
 
 def gather_rows(inside: Exchange, row: Tensor, what: str) -> Incoming:
@@ -205,7 +226,8 @@ def gather_rows(inside: Exchange, row: Tensor, what: str) -> Incoming:
 
 def arrived_rows(incoming: Incoming, dtype: torch.dtype) -> Tensor:
     """All members' rows."""
-    return torch.stack([row.view(dtype) for row in incoming.wait()])
+    rows = incoming.wait()
+    return (rows if isinstance(rows, Tensor) else torch.stack(list(rows))).view(dtype)
 
 
 def _sum_dtype(flat: Tensor) -> torch.dtype:
