@@ -23,7 +23,7 @@ from thinwire.scale.estimate import ScaleSetting, second_hop
 
 pytestmark = pytest.mark.dist
 
-BASE = Run("memsgd(topk(0.02))", network=wide, ddp={"bucket_cap_mb": 0.02}, steps=8, exchange="server", decay_at=(3,))
+BASE = Run("memsgd(topk(0.02))", network=wide, ddp={"bucket_cap_mb": 0.02}, steps=5, exchange="server", decay_at=(2,))
 
 
 class Idle(nn.Module):
@@ -171,7 +171,7 @@ def test_what_two_hops_cannot_serve_is_refused_on_every_rank_with_a_remedy(tmp_p
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 STATES = [BASE, replace(BASE, rule="ef21bc(topk(0.02), topk(0.02))")]
-HALF = 4
+HALF = 3
 
 
 def saved_half(rank: int, size: int, folder: str) -> None:

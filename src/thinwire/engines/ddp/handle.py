@@ -24,7 +24,7 @@ from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMo
 from thinwire.engines.ddp.holding import Bucket, Holding
 from thinwire.engines.ddp.hook import Plugs
 from thinwire.engines.ddp.laps import Laps, NoLaps
-from thinwire.engines.ddp.two_hops import send_answer, send_shares
+from thinwire.engines.ddp.two_hops import send_answers, send_shares
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
@@ -360,8 +360,8 @@ class Handle:
         for arrival in self._arrivals:
             if arrival.incoming is not None and arrival.in_shares:
                 arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
-            elif arrival.incoming is not None and isinstance(self._exchange, Sharded):
-                arrival.incoming = self._answer(self._exchange, arrival, arrival.incoming.wait())
+        if isinstance(self._exchange, Sharded):
+            self._answer(self._exchange)
         for arrival in self._arrivals:
             if arrival.incoming is not None:
                 self._receive_from(arrival.incoming, arrival)
@@ -403,17 +403,21 @@ class Handle:
         else:
             self._book(arrival, arrival.incoming.traffic)
 
-    def _answer(self, exchange: Sharded, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> Incoming | None:
-        """Start to tell everyone what this rank makes of what it was told of its own numbers."""
-        found: list[Contents] = []
-        self._attempt(lambda: found.append(self.channel.opened(arrival.sent, messages)))
-        answer = self.channel.answer(arrival.sent, found[0] if found else None)
-        arrival.answer = answer
+    def _answer(self, exchange: Sharded) -> None:
+        """Start to tell everyone what this rank makes of all that it was told of its own numbers."""
+        for arrival in self._arrivals:
+            if arrival.incoming is not None:
+                found: list[Contents] = []
+                messages, arrival.incoming = arrival.incoming.wait(), None
+                self._attempt(partial(self._open, arrival, messages, found))
+                arrival.answer = self.channel.answer(arrival.sent, found[0] if found else None)
         try:
-            return send_answer(exchange, arrival.sent, answer, arrival.what, self.ledger)
+            send_answers(exchange, self._arrivals, self.ledger)
         except WireError as error:
             self._errors.append(error)
-            return None
+
+    def _open(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor, found: list[Contents]) -> None:
+        found.append(self.channel.opened(arrival.sent, messages))
 
     def _receive(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> None:
         if arrival.sent.shares is not None:
