@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.dist.world import run_world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +25,7 @@ from thinwire.advice.outlook import Advice, tcp, usual_wire
 from thinwire.advice.rehearsal import Burden, Findings, Leg, Rehearsal
 from thinwire.cli.main import main
 from thinwire.errors import AttachError, ConfigError
+from thinwire.exchange import Link
 from thinwire.exchange.bundle import FULL
 from thinwire.lab.block import Block, Trial
 from thinwire.lab.setting import Cable, cables
@@ -292,6 +294,33 @@ def ask(rank: int, size: int) -> tuple[str, dict[str, Any], bool]:
     return str(found), found.plain(), untouched
 
 
+class Partly(nn.Module):
+    """One layer is not used, one not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.fixed = nn.Linear(32, 32).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fixed(self.used(x))
+        return out
+
+
+def test_copies_have_ddps_options_and_links_two_rates() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = DistributedDataParallel(Partly(), find_unused_parameters=True, bucket_cap_mb=0.005)
+        asked: dict[str, Any] = {"workers": 20, "methods": RULE, "rounds": 1, "steps": 1}
+        found = thinwire.advise(ddp, lambda model: model(torch.ones(4, 32)).sum(), Link(1e8, 5e8), **asked)
+    finally:
+        dist.destroy_process_group()
+    assert found.rehearsal.found.parameters == 2 * (32 * 32 + 32)
+    assert len(found.rehearsal.found.burdens["dense"].legs) > 1
+    assert (found.wire.up, found.wire.down, found.wire.workers) == (1e8, 5e8, 20)
+    assert found.outside
+
+
 @pytest.mark.dist
 def test_ranks_measure_their_own_network_and_agree(tmp_path: Path) -> None:
     (words, plain, untouched), other = run_world(2, ask, folder=tmp_path)
@@ -309,8 +338,6 @@ def test_ranks_measure_their_own_network_and_agree(tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_has_no_network() -> None:
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         ddp = DistributedDataParallel(nn.Linear(4, 1))

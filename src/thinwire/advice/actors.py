@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import thinwire
-from thinwire.advice.candidates import buckets_in_one, outer_of, own_optimizer
+from thinwire.advice.candidates import one_bucket, outer_of, own_optimizer
 from thinwire.channel import Channel, Given, Outgoing
 from thinwire.engines.ddp.hook import plug_in
 from thinwire.errors import ConfigError
@@ -101,12 +101,11 @@ class Actor:
     def __init__(self, method: str, workload: Workload, group: dist.ProcessGroup) -> None:
         prepared = workload.prepared(method)
         self.method, self._computing, self.optimizer = method, prepared.computing, prepared.optimizer
-        one = buckets_in_one(method)
-        self.ddp = DistributedDataParallel(
-            self._computing.model,
-            process_group=group,
-            bucket_cap_mb=ONE_BUCKET_MB if one else workload.bucket_mb,
-        )
+        options: dict[str, Any] = {
+            **workload.options,
+            **({"bucket_cap_mb": ONE_BUCKET_MB} if one_bucket(method) else {}),
+        }
+        self.ddp = DistributedDataParallel(self._computing.model, process_group=group, **options)
         self.splits: list[Split] = []
         self.parts: dict[str, list[float]] = defaultdict(list)
         """Seconds of every call of a channel's halves, and of an outer step, in order."""
@@ -166,7 +165,9 @@ class Actor:
 
     def _keep(self, watch: Watch) -> None:
         """The gradients of this step, bucket by bucket."""
-        named = {name: p.grad for name, p in self.ddp.module.named_parameters() if p.grad is not None}
+        named = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.ddp.module.named_parameters()
+        }
         kept = [torch.cat([named[name].reshape(-1) for name in mark.names]) for mark in watch.steps[-1]]
         watch.kept = [*watch.kept[-(KEPT - 1) :], kept]
 
@@ -238,8 +239,8 @@ class Ensemble:
 
 LR = 1e-3
 """Where no optimizer tells one: times do not depend on it."""
-BUCKET_MB = 25.0
-"""DDP's own."""
+OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+"""Of DDP, which copies take over with the size of its buckets."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +255,8 @@ class Workload(Protocol):
     """Where copies of a model come from."""
 
     @property
-    def bucket_mb(self) -> float:
-        """At which size DDP cuts its buckets."""
+    def options(self) -> Mapping[str, Any]:
+        """Of DDP."""
 
     def prepared(self, method: str) -> Prepared:
         """A copy of its own, to be trained by the method."""
@@ -269,7 +270,10 @@ class TaskLoad:
     task: Task
     setting: LabSetting
     rank: int
-    bucket_mb: float = BUCKET_MB
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     def prepared(self, method: str) -> Prepared:
         config, hosts = self.setting.config(DENSE if outer_of(method) else method), self.setting.hosts
@@ -302,8 +306,9 @@ class OwnLoad:
     optimizer: Optimizer | None = None
 
     @property
-    def bucket_mb(self) -> float:
-        return float(getattr(self.ddp, "bucket_bytes_cap", BUCKET_MB * 2**20)) / 2**20
+    def options(self) -> Mapping[str, Any]:
+        given = {name: getattr(self.ddp, name) for name in OPTIONS if hasattr(self.ddp, name)}
+        return {"bucket_cap_mb": self.ddp.bucket_bytes_cap / 2**20, **given}
 
     def prepared(self, method: str) -> Prepared:
         try:
@@ -325,8 +330,11 @@ class MatrixLoad:
     """So many parameters in square matrices, whose gradients cost next to nothing."""
 
     parameters: int
-    bucket_mb: float = BUCKET_MB
     width: int = 1024
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     def prepared(self, method: str) -> Prepared:
         model = nn.ParameterList(nn.Parameter(torch.randn(rows, self.width)) for rows in self._rows())

@@ -84,6 +84,6 @@ def own_optimizer(method: str) -> bool:
     return outer_of(method) is None and is_rule(method) and brings_momentum(method)
 
 
-def buckets_in_one(method: str) -> bool:
+def one_bucket(method: str) -> bool:
     """torch's PowerSGD hook hangs on gloo with several buckets in flight."""
     return powersgd_rank(method) is not None
