@@ -438,7 +438,7 @@ def test_a_set_of_other_ranks_is_loaded_in_parts(tmp_path: Path) -> None:
     states = [{"thinwire": thinwire.checkpoint.save(channel)} for channel in run.channels]
     save_parts(tmp_path, 1, 1, states)
     checkpoints = Rotating(tmp_path)
-    with pytest.raises(StateError, match=r"saved by 2 ranks, this group has 1.*parts\(\).*merge_states"):
+    with pytest.raises(StateError, match=r"saved by 2 ranks, this group has 1.*resume\(\).*redistribute"):
         checkpoints.load()
     assert checkpoints.latest() == 1
     step, parts = checkpoints.parts() or (0, [])
@@ -446,6 +446,15 @@ def test_a_set_of_other_ranks_is_loaded_in_parts(tmp_path: Path) -> None:
     _, wider = simulation(3)
     merged = thinwire.merge_states([part["thinwire"] for part in parts])
     wider.load_state_dict(merged, on_resize="redistribute")
+    again, saved = checkpoints.resume() or (0, None)
+    assert again == 1
+    assert saved["thinwire"].keys() == merged.keys()
+    assert saved["thinwire"]["slots"].keys() == merged["slots"].keys()
+
+
+def test_what_rank_0_alone_saved_is_resumed_as_it_is(tmp_path: Path) -> None:
+    save_parts(tmp_path, 1, 1, [{"loss": 0.5, "model": {"w": 1}}, {"model": {"w": 2}}])
+    assert Rotating(tmp_path).resume() == (1, {"loss": 0.5, "model": {"w": 1}})
 
 
 # ---------------------------------------------------------------------------------------------------------- real ranks

@@ -108,7 +108,7 @@ def merge_parts(parts: Sequence[Any]) -> Any:
         return first
     if first.keys() >= _FIELDS.keys():
         return merge_states(parts)
-    return {key: merge_parts([part[key] for part in parts]) for key in first}
+    return {key: merge_parts([part[key] if key in part else first[key] for part in parts]) for key in first}
 
 
 def load_(channel: Channel, state: Mapping[str, Any], on_resize: OnResize = "raise") -> None:
