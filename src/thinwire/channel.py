@@ -362,7 +362,8 @@ class Channel:
     def whole(self, layout: Layout, given: Given) -> Whole:
         """All that this worker has to say of one bucket, its memory with it, where rules leave nothing out.
 
-        Where what is given is not finite, neither is the mean over ranks: all of them see it in what they receive.
+        Where what is given or remembered is not finite, neither is the mean over ranks: all see it in what they
+        receive.
         """
         flag, clean = _flagged(layout, given)
         parts, sizes = self._parts(layout, clean.used), clean.step_sizes
@@ -370,7 +371,7 @@ class Channel:
         payloads = [
             self._payload(part, self._signal(part, layout, clean), held) for part, held in zip(parts, mute, strict=True)
         ]
-        spoilt = None if int(flag) == FINITE else layout.pieces[int(flag)].name
+        spoilt = self._underway.overflow(parts) if int(flag) == FINITE else layout.pieces[int(flag)].name
         return Whole.of(payloads, layout, parts, given.scale, frozenset[str]().union(*mute), spoilt)
 
     # --------------------------------------------------------------------------------------------------------- receive

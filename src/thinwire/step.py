@@ -189,6 +189,13 @@ class Underway:
             self._memories_checked = True
             self._check_memories(rank)
 
+    def overflow(self, parts: Sequence[Part]) -> str | None:
+        """The first parameter of some parts of which this worker remembers what is not finite."""
+        for layout, flat in _suspects([pair for part in parts for pair in self._worker.vectors(part.layout)]):
+            if (place := int(first_nonfinite(flat, layout))) != FINITE:
+                return layout.pieces[place].name
+        return None
+
     def _check_memories(self, rank: int) -> None:
         """Find out whether what this rank remembers, or all ranks hold in common, is still finite."""
         flats = [pair for store, layout in self._moved for pair in store.vectors(layout)]

@@ -229,6 +229,26 @@ def test_a_nan_is_refused_on_every_rank_in_every_mode(tmp_path: Path) -> None:
         assert answers == [(True, True, 1)] * 6
 
 
+def overflowing(rank: int, size: int) -> list[tuple[str, bool]]:
+    """A memory of one rank's that holds infinity, as if it had outgrown its type: in every mode it is found by all."""
+    found = []
+    for mode in Mode:
+        model = network()
+        ddp = DistributedDataParallel(model, **BUCKETS)
+        handle = attached(ddp, torch.optim.SGD(model.parameters(), lr=0.1), mode, "memadam(topk(0.1))")
+        if rank == 1:
+            handle.channel.worker.write("2.weight", "momentum", torch.tensor(float("inf")))
+        with pytest.raises(NonFiniteGradient) as caught:
+            ddp(batch(0, rank)[0]).sum().backward()
+        found.append((caught.value.parameter, handle.channel.step == 0))
+    return found
+
+
+def test_a_memory_that_overflows_on_one_rank_is_found_by_all_in_every_mode(tmp_path: Path) -> None:
+    for found in run_world(2, overflowing, folder=tmp_path):
+        assert found == [("2.weight", True)] * 3
+
+
 def oddities(rank: int, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     model = Given()

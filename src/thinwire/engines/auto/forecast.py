@@ -62,9 +62,8 @@ class Forecast:
         for place, mode in enumerate(plan):
             ready += self._compute[place] if place else 0.0
             shipments.append(self._shipment(place, mode, ready))
-        bare = all(mode is not Mode.COMPRESSED and facts.bare for mode, facts in zip(plan, self.buckets, strict=True))
         compute = Compute(self._compute[0], ready)
-        return step_time(shipments, self.wire, compute, verdicts=0 if bare else 1).total
+        return step_time(shipments, self.wire, compute, verdicts=int(Mode.COMPRESSED in plan)).total
 
     def _shipment(self, place: int, mode: Mode, ready: float) -> Shipment:
         facts = self.buckets[place]

@@ -48,7 +48,7 @@ class BucketFacts:
     halves: bool
     """Whether 16 bits are fewer than it has."""
     bare: bool
-    """Whether its dense form is DDP's own: an all-reduce of gradients, and no round to agree on the step."""
+    """Whether its dense form is DDP's own: an all-reduce of gradients."""
 
 
 @dataclass(frozen=True)

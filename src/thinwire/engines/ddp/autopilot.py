@@ -145,8 +145,8 @@ class Autopilot:
 
     @property
     def needs_verdict(self) -> bool:
-        """Whether ranks may see this step differently: what is bare they all see alike."""
-        return any(sent.mode is Mode.COMPRESSED or sent.whole is not None for sent in self._sent)
+        """Whether ranks may see this step differently: a mean they all see alike."""
+        return any(sent.mode is Mode.COMPRESSED for sent in self._sent)
 
     def receive(self) -> None:
         """Wait for every mean, and book what it cost."""
