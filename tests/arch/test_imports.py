@@ -162,7 +162,7 @@ def test_what_only_looks_like_torch_distributed_is_not_found(source: str) -> Non
 
 # ---------------------------------------------------------------------------------------------------- `import thinwire`
 
-HEAVY = {"triton", "numba", "sklearn", "matplotlib", "typer"}
+HEAVY = {"triton", "numba", "sklearn", "matplotlib", "typer", "torchft"}
 
 # A finder that is asked first about every module that is not loaded yet, notes its name and finds nothing itself.
 # It sees an import even of a package that is not installed here, and so one inside `try: … except ImportError`.

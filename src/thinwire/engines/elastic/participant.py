@@ -75,11 +75,12 @@ class ElasticHandle:
     """One worker's end of an elastic run: its channel, its ledger, and who else takes part.
 
     >>> import torch
+    >>> from thinwire import MemSGD, TopK
     >>> from thinwire.engines.elastic import ElasticHandle, Elasticity
     >>> from thinwire.exchange import Loopback
     >>> model = torch.nn.Linear(10, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> handle = ElasticHandle(model, "memsgd(topk(0.1))", optimizer, Elasticity())
+    >>> handle = ElasticHandle(model, MemSGD(TopK(0.1)), optimizer, Elasticity())
     >>> handle.enroll(Loopback(1).ends[0])
     >>> model(torch.ones(4, 10)).mean().backward()
     >>> handle.exchange()
