@@ -15,6 +15,8 @@ from thinwire.exchange import Traffic, allreduce_bytes
 PATIENCE = 256
 """How many buckets' norms may wait to be read: reading makes the host wait for a GPU."""
 BYTES = ("message_bytes", "sent_bytes", "received_bytes", "broadcast_bytes")
+CURVES = ("sent_bytes", "ratio_fp32", "residual_ratio")
+"""What the bars and loggers of frameworks show."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,28 @@ class Ledger:
     def last_step(self) -> dict[str, float]:
         """The last step alone, in the same terms."""
         return {"step": self.steps - 1, **self._account(self._last), **self._residual()}
+
+    def metrics(self, prefix: str = "thinwire/") -> dict[str, float]:
+        """The few totals that a curve is drawn of, for TensorBoard, Weights & Biases and the like: finite numbers only.
+
+        >>> ledger = Ledger(2)
+        >>> ledger.add(Traffic(100, 100, 100), 1000, {})
+        >>> ledger.finish(skipped=False)
+        >>> ledger.metrics()
+        {'thinwire/sent_bytes': 100, 'thinwire/ratio_fp32': 40.0, 'thinwire/residual_ratio': 0.0}
+        """
+        summary = self.summary()
+        return {prefix + key: summary[key] for key in CURVES if math.isfinite(summary[key])}
+
+    def line(self) -> str:
+        """The same as words, for a bar or a log.
+
+        >>> Ledger(2).line()
+        '0.00 MB sent, nan × fewer than fp32, residual 0'
+        """
+        told = self.summary()
+        sent, ratio, residual = (told[key] for key in CURVES)
+        return f"{sent / 1e6:,.2f} MB sent, {ratio:.3g} × fewer than fp32, residual {residual:.3g}"
 
     def per_parameter(self) -> dict[str, float]:
         """Norm of what is still unsaid over the norm of the gradient, for each parameter, when last measured."""

@@ -1,5 +1,6 @@
 """States of channels as dicts, and folders of checkpoints that survive kills."""
 
+from thinwire.checkpoint.part_set import write_part as write_part
 from thinwire.checkpoint.rotating import Rotating as Rotating
 from thinwire.checkpoint.rotating import Skipped as Skipped
 from thinwire.checkpoint.state import OnResize as OnResize

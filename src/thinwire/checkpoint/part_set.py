@@ -94,8 +94,8 @@ class PartSet:
         sync_folder(self.folder)
 
     def write(self, rank: int, state: Any) -> Seal:
-        """Write a rank's part. It must load again before it gets its name: a part that cannot be read is no part."""
-        return write_durably(self.part(rank), lambda sink: torch.save(state, sink), _proof)  # type: ignore[arg-type]
+        """Write a rank's part."""
+        return write_part(self.part(rank), state)
 
     def seal(self, seals: Sequence[Seal]) -> None:
         """Write the manifest: from here on the set is whole."""
@@ -190,6 +190,11 @@ def _sets(folder: Path) -> Iterator[PartSet]:
         name = _NAME.fullmatch(path.name)
         if name and path.is_dir():
             yield PartSet(int(name[1]), int(name[2]), folder)
+
+
+def write_part(path: Path, state: Any) -> Seal:
+    """Write a state. It must load again before it gets its name: a part that cannot be read is no part."""
+    return write_durably(path, lambda sink: torch.save(state, sink), _proof)  # type: ignore[arg-type]
 
 
 def _proof(path: Path) -> None:

@@ -20,6 +20,7 @@ from thinwire.engines.auto import Mode
 from thinwire.engines.ddp.agreement import Loadable, load_together_, marked_anywhere
 from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.autopilot import Autopilot, WithChoices, choices_of
+from thinwire.engines.ddp.beside import Folder, gather_states, is_anywhere, read_beside, save_beside
 from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding
 from thinwire.engines.ddp.hook import Plugs
@@ -129,17 +130,53 @@ class Handle:
 
         Call it on every rank: all load, or (with a `StateError` on each) none.
         """
-        self._check_between_steps("load_state_dict")
+        self._load(lambda: state, on_resize, "load_state_dict")
+
+    def _load(self, read: Callable[[], Mapping[str, Any]], on_resize: OnResize, what: str) -> None:
+        self._check_between_steps(what)
         self._give_up()
         self._forget_use()
         self._council.begin("loading a state")
-        load_together_(self._council, lambda: self._prepared(state, on_resize), self._holding.shard)
+        load_together_(self._council, lambda: self._prepared(read(), on_resize), self._holding.shard)
 
     def _prepared(self, state: Mapping[str, Any], on_resize: OnResize) -> Loadable:
         fitting = prepared(self.channel, self._holding.kept(self.channel, state), on_resize)
         if self.auto is None:
             return fitting
         return WithChoices(fitting, self.auto, choices_of(state, self._parameters))
+
+    def merged_state(self) -> dict[str, Any]:
+        """On rank 0 the states of all ranks as one (see `merge_states`), elsewhere this rank's own.
+
+        For a checkpoint that rank 0 alone writes: every rank can load it. Call it on every rank, between steps. All
+        states travel, dense, and the ledger counts them; rank 0 holds as many states as there are ranks.
+        """
+        if self._holding.shard:
+            raise StateError("states of shards are not merged: every rank keeps its own, by save(folder)")
+        self._check_between_steps("merged_state")
+        self._council.begin("saving a state")
+        return gather_states(self._council, self.state_dict(), self.ledger.book)
+
+    def save(self, folder: Folder) -> None:
+        """Write this rank's state into a folder, beside whatever is there: one file a rank, whole or not at all.
+
+        Call it on every rank, between steps. The folder may be shared by all hosts or each host's own. A failure on
+        one rank is a `CheckpointError` on all.
+        """
+        self._check_between_steps("save")
+        self._council.begin("saving a state")
+        save_beside(self._council, folder, self.state_dict())
+
+    def load(self, folder: Folder, *, on_resize: OnResize = "raise") -> bool:
+        """Load what `save` wrote, on every rank; False where no rank finds anything of thinwire in the folder.
+
+        Another number of ranks needs all files in every rank's folder, and `on_resize="redistribute"` or `"reset"`.
+        """
+        self._council.begin("looking for a state")
+        if not is_anywhere(self._council, folder):
+            return False
+        self._load(lambda: read_beside(folder, self._council, self.channel.size), on_resize, "load")
+        return True
 
     def flush(self) -> float:
         """Hand over all that was not sent: every rank's memory travels dense, and is applied to the model as an update.
