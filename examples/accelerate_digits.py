@@ -10,7 +10,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,7 +20,8 @@ import thinwire.accelerate
 
 def train(epochs, folder="checkpoint", resume=False):
     """Train to the end of so many epochs; gives the model, the handle and the last loss."""
-    accelerator = Accelerator(cpu=True)
+    # with this sampler the order of an epoch does not depend on where the run began
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(0)  # the same model on every rank
     images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
     loader = DataLoader(TensorDataset(images.float() / 16, labels), batch_size=64, shuffle=True)

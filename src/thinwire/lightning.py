@@ -32,8 +32,8 @@ class Thinwire(_Callback):  # type: ignore[misc]
     have, and as much of rank 0's memory. The logger and the progress bar show the ledger. Other arguments are those of
     `thinwire.attach`; `on_resize` says what becomes of a checkpoint that another number of ranks wrote.
 
-    >>> Thinwire("memsgd(topk(0.01))").rule
-    MemSGD(compressor=TopK(ratio=0.01))
+    >>> print(Thinwire("memsgd(topk(0.01))").rule)
+    memsgd(topk(0.01))
     """
 
     def __init__(self, rule: Rule | str, *, on_resize: OnResize = "raise", **options: Any) -> None:

@@ -31,8 +31,8 @@ class ThinwireCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     `resume_from` names another. Logs and the bar show the ledger. Other arguments are those of `thinwire.attach`;
     `on_resize` says what becomes of a checkpoint that another number of ranks wrote.
 
-    >>> ThinwireCallback("memsgd(topk(0.01))").rule
-    MemSGD(compressor=TopK(ratio=0.01))
+    >>> print(ThinwireCallback("memsgd(topk(0.01))").rule)
+    memsgd(topk(0.01))
     """
 
     def __init__(

@@ -1,0 +1,23 @@
+"""The examples of frameworks: real runs on two CPU processes, held against themselves and against the plain loop.
+
+A framework's run is a script, `NAME_run.py`, started as by torch's launcher: it ends well where all it asserts holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.forks import run_script
+
+FOLDER = Path(__file__).parent
+PACKAGES = {"lightning": "pytorch_lightning", "accelerate": "accelerate", "trainer": "transformers"}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_framework_trains_resumes_and_agrees_with_the_plain_loop(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES[name], exc_type=ModuleNotFoundError)
+    ended_well, printed = run_script(FOLDER / f"{name}_run.py", tmp_path, ranks=2)
+    assert ended_well, printed
+    assert printed.count("ended well") == 2, printed
