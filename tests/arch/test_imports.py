@@ -162,7 +162,8 @@ def test_what_only_looks_like_torch_distributed_is_not_found(source: str) -> Non
 
 # ---------------------------------------------------------------------------------------------------- `import thinwire`
 
-HEAVY = {"triton", "numba", "sklearn", "matplotlib", "typer", "torchft"}
+FRAMEWORKS = {"pytorch_lightning", "lightning", "accelerate", "transformers", "ray", "tensorboard", "torchft"}
+HEAVY = {"triton", "numba", "sklearn", "matplotlib", "typer", *FRAMEWORKS}
 
 # A finder that is asked first about every module that is not loaded yet, notes its name and finds nothing itself.
 # It sees an import even of a package that is not installed here, and so one inside `try: … except ImportError`.
@@ -189,6 +190,19 @@ def heavy_imports(statements: str) -> set[str]:
 
 def test_importing_thinwire_imports_nothing_heavy() -> None:
     assert heavy_imports("import thinwire") == set()
+
+
+@pytest.mark.parametrize(
+    ("door", "own"),
+    [("lightning", {"pytorch_lightning"}), ("accelerate", {"accelerate"}), ("transformers", {"transformers"})],
+)
+def test_the_door_to_a_framework_asks_for_that_one_and_says_how_to_get_it(door: str, own: set[str]) -> None:
+    """As if no framework were installed: the first that is asked for is its own."""
+    absent = "sys.modules |= dict.fromkeys(" + repr(sorted(FRAMEWORKS)) + ")"
+    program = f"import sys\n{absent}\nimport thinwire.{door}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"thinwire.{door} needs the package '{own.pop()}'" in done.stderr
+    assert f"pip install 'thinwire[{door}]'" in done.stderr
 
 
 def test_the_command_line_needs_nothing_heavy_but_its_own_package() -> None:
