@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from thinwire.checkpoint import OnResize
-from thinwire.engines.ddp import Handle
+from thinwire.engines.ddp import Handle, Wish
 from thinwire.extras import require
-from thinwire.feedback import Rule
-from thinwire.frameworks import Wish
+from thinwire.feedback import Auto, Rule
 
 require("accelerate", "accelerate", "thinwire.accelerate")
 
@@ -24,7 +23,7 @@ require("accelerate", "accelerate", "thinwire.accelerate")
 def attach(
     accelerator: Any,
     model: torch.nn.Module,
-    rule: Rule | str,
+    rule: Rule | Auto | str,
     optimizer: Any,
     *,
     on_resize: OnResize = "raise",

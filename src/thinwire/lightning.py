@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.checkpoint import OnResize
-from thinwire.engines.ddp import Handle
+from thinwire.engines.ddp import Handle, Wish
+from thinwire.engines.ddp.beside import warn_of_nothing
 from thinwire.errors import AttachError
 from thinwire.extras import require
-from thinwire.feedback import Rule
-from thinwire.frameworks import Wish, warn_of_nothing
+from thinwire.feedback import Auto, Rule
 
 # The same code is published as two packages, whose classes differ: the one that the user has imported is meant.
 _PACKAGE = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
@@ -36,14 +36,14 @@ class Thinwire(_Callback):  # type: ignore[misc]
     memsgd(topk(0.01))
     """
 
-    def __init__(self, rule: Rule | str, *, on_resize: OnResize = "raise", **options: Any) -> None:
+    def __init__(self, rule: Rule | Auto | str, *, on_resize: OnResize = "raise", **options: Any) -> None:
         self._wish = Wish.of(rule, on_resize, options)
         self._saved: Mapping[str, Any] | None = None
         self.handle: Handle | None = None
         """Of the last `fit`."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> Rule | Auto:
         """The rule."""
         return self._wish.rule
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checkpoint import OnResize
-from thinwire.engines.ddp import Handle
+from thinwire.engines.ddp import Handle, Wish
 from thinwire.errors import AttachError, OptimizerWarning, StateError
 from thinwire.extras import require
-from thinwire.feedback import Need, Rule
-from thinwire.frameworks import Wish
+from thinwire.feedback import Auto, Need, Rule
 
 _transformers: Any = require("transformers", "transformers", "thinwire.transformers")
 
@@ -37,7 +36,7 @@ class ThinwireCallback(_transformers.TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        rule: Rule | str,
+        rule: Rule | Auto | str,
         *,
         on_resize: OnResize = "raise",
         resume_from: str | Path | None = None,
@@ -48,7 +47,7 @@ class ThinwireCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         """Of the last `train`."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> Rule | Auto:
         """The rule."""
         return self._wish.rule
 

@@ -12,15 +12,20 @@ When a bucket is ready, DDP calls `hook.hook`, and that `Handle.exchange`:
 
 from __future__ import annotations
 
+import logging
 import secrets
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from thinwire.checkpoint import OnResize
 from thinwire.engines.ddp.agreement import agreement
 from thinwire.engines.ddp.attachment import Attachment, check_exchange, check_model, unwrapped
+from thinwire.engines.ddp.beside import Folder, warn_of_nothing
 from thinwire.engines.ddp.handle import Handle as Handle
 from thinwire.engines.ddp.holding import Holding
 from thinwire.engines.ddp.hook import plug_in
@@ -33,6 +38,8 @@ from thinwire.spec import method_from
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments
+
+LOG = logging.getLogger("thinwire")
 
 
 def attach(
@@ -89,3 +96,38 @@ def attach(
     handle.channel.run = carrier.everyone([secrets.randbits(62)], "attach")[0][0]
     handle.plug = weakref.ref(plug_in(module, handle))
     return handle
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the doors to frameworks hold until the framework has wrapped the model: a method, and what `attach` is to be
+    given beside it."""
+
+    rule: Rule | Auto
+    on_resize: OnResize = "raise"
+    """What becomes of a state that another number of ranks saved."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `attach`; `moments` may be a function that is given the wrapped model, such as `thinwire.moments.watch`."""
+
+    @staticmethod
+    def of(rule: Rule | Auto | str, on_resize: OnResize, options: Mapping[str, Any]) -> Wish:
+        """Read the rule, so that a mistake in it is found here and not when training starts."""
+        return Wish(method_from(rule), on_resize, dict(options))
+
+    def attach(self, model: torch.nn.Module, optimizer: Any, scaler: Any, ranks: int) -> Handle | None:
+        """The handle; None where there is one process and the framework has wrapped nothing: nothing travels there."""
+        if ranks == 1 and not hasattr(model, "register_comm_hook"):
+            LOG.warning("one process and no DistributedDataParallel: nothing to exchange, so thinwire stands aside")
+            return None
+        options = dict(self.options)
+        if callable(options.get("moments")):
+            options["moments"] = options["moments"](model)
+        if scaler is not None:
+            options = {"scaler": scaler, "nonfinite": "skip", **options}
+        bare = getattr(optimizer, "optimizer", optimizer)  # frameworks put wrappers around torch's
+        return attach(model, self.rule, bare, **options)
+
+    def load(self, handle: Handle, folder: Folder) -> None:
+        """Load the parts in a framework's checkpoint folder; it is said if there are none."""
+        if not handle.load(folder, on_resize=self.on_resize):
+            warn_of_nothing(folder)

@@ -6,6 +6,7 @@ No folder need be shared: a rank writes and reads its own file, and all agree on
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from thinwire.checkpoint import merge_states, write_part
 from thinwire.engines.ddp.agreement import told
-from thinwire.errors import CheckpointError, StateError, WireError
+from thinwire.errors import CheckpointError, CheckpointWarning, StateError, WireError
 from thinwire.exchange import Exchange, Traffic
 
 Folder = str | PathLike[str]
@@ -50,6 +51,15 @@ def is_anywhere(exchange: Exchange, folder: Folder) -> bool:
     """Whether any rank sees any part in its folder."""
     here = any(Path(folder).glob("thinwire-rank*.pt"))
     return any(there for (there,) in exchange.everyone([int(here)], "looking for a state"))
+
+
+def warn_of_nothing(checkpoint: object) -> None:
+    """A checkpoint from before thinwire, or from which its files were taken."""
+    warnings.warn(
+        f"{checkpoint} holds no state of thinwire: model and optimizer are resumed, and memories begin empty",
+        CheckpointWarning,
+        stacklevel=2,
+    )
 
 
 def read_beside(folder: Folder, ranks: Exchange, workers: int) -> dict[str, Any]:
