@@ -22,7 +22,7 @@ from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.autopilot import Autopilot, WithChoices, choices_of
 from thinwire.engines.ddp.beside import Folder, gather_states, is_anywhere, read_beside, save_beside
 from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMoments
-from thinwire.engines.ddp.holding import Bucket, Holding
+from thinwire.engines.ddp.holding import Bucket, Holding, watch_use
 from thinwire.engines.ddp.hook import Plugs
 from thinwire.engines.ddp.laps import Laps, NoLaps
 from thinwire.engines.ddp.two_hops import send_answers, send_shares
@@ -84,7 +84,7 @@ class Handle:
         self.plug: weakref.ref[Plugs] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
         self._used: set[str] | None = set() if holding.watches_use else None
-        hooks = [] if self._used is None else _watch_use(holding.named, self._used)
+        hooks = [] if self._used is None else watch_use(holding.named, self._used)
         self._unwatch = weakref.finalize(self, _remove, hooks)
         self._unwatch.atexit = False
 
@@ -522,15 +522,6 @@ class Handle:
                 f"{what} was called in the middle of step {self.channel.step}: call it between steps, from the thread "
                 "that trains. (state_dict may be called at any moment: it gives the last finished step)"
             )
-
-
-def _watch_use(parameters: Mapping[str, Tensor], used: set[str]) -> list[Any]:
-    """Hooks that put every parameter's name into a set as soon as it gets a gradient."""
-    hooks = []
-    for name, parameter in parameters.items():
-        register: Any = parameter.register_post_accumulate_grad_hook
-        hooks.append(register(lambda _, name=name: used.add(name)))
-    return hooks
 
 
 def _remove(hooks: list[Any]) -> None:

@@ -84,3 +84,12 @@ class Holding:
     def kept(self, channel: Channel, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a channel that was kept so."""
         return state if self.resharding is None else self.resharding.narrow(channel, state)
+
+
+def watch_use(parameters: Mapping[str, Tensor], used: set[str]) -> list[Any]:
+    """Hooks that put every parameter's name into a set as soon as it gets a gradient."""
+    hooks = []
+    for name, parameter in parameters.items():
+        register: Any = parameter.register_post_accumulate_grad_hook
+        hooks.append(register(lambda _, name=name: used.add(name)))
+    return hooks
