@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.engines.elastic import Chronicle, ElasticHandle, Elasticity
 from thinwire.errors import AttachError, BackendError, NonFiniteGradient, PeerLost, QuorumError, StateError
 from thinwire.exchange import Loopback
+from thinwire.moments import watch
 from thinwire.spec import parse
 from thinwire.torchft import attach_elastic
 
@@ -343,3 +344,32 @@ class TestManagers:
         wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
         with pytest.raises(AttachError, match=r"pass ddp\.module"):
             attach_elastic(self.manager(torchft), wrapped, "memsgd(topk(0.1))", Worker().optimizer)
+
+
+def test_second_moments_come_from_the_backward_pass_and_a_failed_step_lets_go_of_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    handle = ElasticHandle(model, parse("vgc(1.0, values=full)"), optimizer, Elasticity(watch(model)))
+    handle.enroll(Loopback(1).ends[0])
+    given = torch.zeros(3)
+    applied = torch.zeros(3)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).mean().backward()
+        assert model.weight.grad is not None
+        given += model.weight.grad[0]
+        assert handle.exchange()
+        if step == 3:
+            handle.revoke()
+        else:
+            applied += model.weight.grad[0]
+            optimizer.step()
+            handle.commit()
+    kept = handle.owed()["weight"].reshape(-1)
+    assert torch.allclose(applied + kept, given, rtol=0.0, atol=16 * torch.finfo(torch.float32).eps)
+
+
+def test_a_rule_that_needs_moments_says_where_they_come_from() -> None:
+    with pytest.raises(AttachError, match=r"moments=thinwire\.moments\.watch\(model\)"):
+        Worker("vgc(1.0)")
