@@ -293,6 +293,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of the runs that --losses compares")
     parser.add_argument("--rules", nargs="+", default=["memsgd(topk(0.1))", "ef21(topk(0.1))"])
     options = parser.parse_args()
+    if odd := [rule for rule in options.rules if not rule.startswith(("memsgd(", "ef21("))]:
+        parser.error(f"what {odd[0]} conserves is not gradients, and is not kept account of here: take memsgd or ef21")
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     kinds = KINDS if namespaces.available() else KINDS[:2]
     start, found = time.perf_counter(), {}
