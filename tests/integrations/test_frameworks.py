@@ -31,7 +31,7 @@ def test_a_framework_trains_resumes_and_agrees_with_the_plain_loop(name: str, tm
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_ray_trains_goes_on_and_agrees_with_the_simulation(tmp_path: Path) -> None:
-    """Starting a cluster takes most of a minute."""
+    """Starting a cluster takes most of a minute, and each run as long."""
     pytest.importorskip("ray", exc_type=ModuleNotFoundError)
     command = [sys.executable, str(FOLDER / "ray_run.py")]
     with tempfile.TemporaryDirectory() as short:  # Ray's sockets have their names in 107 bytes
