@@ -306,6 +306,7 @@ def refusals(mesh: DeviceMesh, rank: int) -> dict[str, str]:
     every = init_device_mesh("cpu", (dist.get_world_size(),))
     refused("another mesh", sharded(every))
     refused("one dimension", sharded(mesh["shard"]), mesh=every)
+    refused("no column", sharded(mesh["shard"]), mesh=None, group=dist.group.WORLD)
     refused("rules differ", sharded(mesh["shard"]), rule=f"ef21(topk(0.{1 + rank // 2}))")
     refused("moments", sharded(mesh["shard"]), rule="vgc(1.0)")
     hooked = sharded(mesh["shard"])
@@ -315,7 +316,7 @@ def refusals(mesh: DeviceMesh, rank: int) -> dict[str, str]:
     handle = thinwire.attach_fsdp(twice, RULES[1], sgd(twice), mesh=mesh)
     refused("twice", twice)
     handle.detach()
-    thinwire.attach_fsdp(twice, RULES[1], sgd(twice), mesh=mesh)
+    thinwire.attach_fsdp(twice, RULES[1], sgd(twice), group=mesh.get_group("site"))
     with pytest.raises(AttachError) as caught:
         thinwire.attach(twice, RULES[1])
     found["by attach"] = str(caught.value)
@@ -448,6 +449,7 @@ def test_flush_applies_the_mean_of_what_sites_remember(found: list[dict[str, Any
         ("no mesh", ["mesh=", "group="]),
         ("another mesh", ["[0, 1, 2, 3]", "sharded"]),
         ("one dimension", ["two dimensions"]),
+        ("no column", ["no grid", "init_device_mesh"]),
         ("rules differ", ["ef21(topk(0.1))", "ef21(topk(0.2))"]),
         ("moments", ["vgc", "memsgd"]),
         ("a hook of its own", ["set_all_reduce_hook(None)"]),
