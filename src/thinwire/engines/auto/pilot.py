@@ -13,8 +13,11 @@ from thinwire.ledger import Switch
 FIRST, SETTLING = 3, 1
 """Steps that do not count: of a run (buckets are cut anew, kernels compile), and after a switch (what a memory holds is
 sent)."""
-WINDOW, KEPT_WINDOW = 5, 8
-"""Steps of which a look takes the median: while plans are tried, and afterwards."""
+WINDOW, KEPT_WINDOW, SHORT_WINDOW = 5, 8, 16
+"""Steps of which a look takes the median: while plans are tried, afterwards, and afterwards where steps are short: the
+round in which ranks tell each other is a larger share of those."""
+SHORT = 0.03
+"""Seconds of a short step."""
 PLAUSIBLE = 1.5
 """A way is tried if the forecast is no longer than so many times the best: forecasts do not know how collectives and
 computing get in each other's way."""
@@ -134,7 +137,9 @@ class Pilot:
 
     @property
     def _length(self) -> int:
-        return WINDOW if self._trying else KEPT_WINDOW
+        if self._trying:
+            return WINDOW
+        return SHORT_WINDOW if self._reference < SHORT else KEPT_WINDOW
 
     def _look(self) -> Talk:
         rows = yield Tell([statistics.median_low(column) for column in zip(*self._window, strict=True)])
@@ -161,6 +166,8 @@ class Pilot:
         nbytes, seconds = FIRST_PROBE, 0.0
         while True:
             seconds = yield from self._probe(nbytes)
+            if seconds > max(LONG, 3 * alpha):  # or a rank was away for a moment
+                seconds = min(seconds, (yield from self._probe(nbytes)))
             if seconds > max(LONG, 3 * alpha) or nbytes >= LARGEST:
                 break
             nbytes *= 4
