@@ -21,13 +21,14 @@ from thinwire.advice.held_out import ADVISOR_EXPERIMENT, HeldOut, sections
 from thinwire.advice.inquiry import Inquiry, scaled
 from thinwire.advice.measure import Mail, bundled
 from thinwire.advice.network import line
-from thinwire.advice.outlook import Advice, tcp, usual_wire
+from thinwire.advice.outlook import PARAMETERS, RATES, WORKERS, Advice, tcp, usual_wire
 from thinwire.advice.rehearsal import Burden, Findings, Leg, Rehearsal
 from thinwire.cli.main import main
 from thinwire.errors import AttachError, ConfigError
 from thinwire.exchange import Link
 from thinwire.exchange.bundle import FULL
 from thinwire.lab.block import Block, Trial
+from thinwire.lab.sections import show_ms
 from thinwire.lab.setting import Cable, cables
 from thinwire.timeline import GATHER, LATER, SHARES, SUM, TELL, Compute
 
@@ -104,8 +105,9 @@ def test_decoding_grows_with_the_workers() -> None:
 
 
 def test_a_question_beyond_what_was_checked_is_called_so() -> None:
-    assert advice(1e8).outside == []
-    outside = advice(1e10, workers=64).outside
+    inside = rehearsal(found=replace(rehearsal().found, parameters=PARAMETERS[0]))
+    assert Advice(inside, inside.wire.shaped(1e8)).outside == []
+    outside = Advice(inside, inside.wire.at(64).shaped(1e10)).outside
     assert [words.split(":")[0] for words in outside] == ["64 workers", "10,000,000,000 bits a second"]
 
 
@@ -228,6 +230,26 @@ def test_forecasts_are_made_anew_from_a_record(tmp_path: Path, capsys: pytest.Ca
 def test_a_wrong_yes_is_counted() -> None:
     (section,) = sections([held_out({"dense": 200.0, "fp16": 100.0, RULE: 300.0})])
     assert "1 were answered by yes, 1 of them wrongly" in section.sentences[-1]
+
+
+def test_the_page_says_what_the_records_hold_and_no_question_beyond_them_is_inside() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    checks = [
+        run for path in sorted((docs / "records").glob("advisor-*.jsonl")) for run in ADVISOR_EXPERIMENT.runs(path)
+    ]
+    trials = [trial for check in checks for trial in check.trials]
+    page = " ".join((docs / "advisor.md").read_text().split())
+    for sentence in sections(checks)[0].sentences:
+        assert sentence in page
+    for trial in trials:
+        assert f"{show_ms(1e3 * trial.forecast.seconds)} / {show_ms(1e3 * trial.measured)}" in page
+    first = ADVISOR_EXPERIMENT.runs(docs / "records" / "advisor-text-2.jsonl")[0].rehearsal
+    shown = (str(Advice(first, first.wire.shaped(rate))).splitlines() for rate in (1e8, 1e9))
+    assert all(" ".join(line.split()) in page for lines in shown for line in lines)
+    blocks = [block for check in checks for block in check.blocks]
+    assert WORKERS == (min(b.hosts for b in blocks), max(b.hosts for b in blocks))
+    assert RATES == (min(r for b in blocks if (r := b.cable.up)), max(r for b in blocks if (r := b.cable.up)))
+    assert PARAMETERS == (min(b.parameters for b in blocks), max(b.parameters for b in blocks))
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
