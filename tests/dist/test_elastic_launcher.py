@@ -79,6 +79,7 @@ def stand_still(until: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.exhaustive  # three launchers and a host that is killed: half a minute
 def test_who_is_left_starts_again_with_what_all_had_not_sent(tmp_path: Path) -> None:
     agents = [CONTEXT.Process(target=agent, args=(str(tmp_path),)) for _ in range(HOSTS)]
     for each in agents:
