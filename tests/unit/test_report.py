@@ -292,7 +292,7 @@ def test_reading_a_record_back_changes_nothing(runs: list[RunRecord], tmp_path: 
 # -------------------------------------------------------------------------------------- every record that was ever kept
 
 
-@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.jsonl")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECORDS.rglob("*.jsonl")), ids=lambda path: path.stem)
 def test_every_kept_record_is_drawn_whole_and_cut_off_anywhere(path: Path, tmp_path: Path) -> None:
     """Cut off at bytes by chance: behind its first run it is drawn, before that it is refused in words."""
     page, cut = tmp_path / "p.html", tmp_path / "cut.jsonl"
@@ -300,7 +300,7 @@ def test_every_kept_record_is_drawn_whole_and_cut_off_anywhere(path: Path, tmp_p
     content = path.read_bytes()
     first = len(b"".join(content.splitlines(keepends=True)[:2]))
     chance = random.Random(path.name)
-    for end in (chance.randrange(1, first - 1), chance.randrange(first, len(content)), len(content) - 1):
+    for end in (chance.randrange(1, first - 1), chance.randint(first, len(content)), len(content) - 1):
         cut.write_bytes(content[:end])
         code = main(["report", str(cut), "--out", str(page), "--force"])
         assert code == 0 if end >= first else code in (0, 2)

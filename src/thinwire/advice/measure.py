@@ -300,7 +300,7 @@ def bundled(legs: Sequence[Leg], kinds: Sequence[Kind | None]) -> tuple[Leg, ...
 
     >>> few = [Leg(at, "later", 10_000.0, decode=0.001) for at in (0.1, 0.2)]
     >>> [(leg.kind, leg.nbytes, leg.decode) for leg in bundled(few, [None, None])]
-    [('later', 0.0, 0.0), ('tell', 20000.0, 0.002)]
+    [('later', 0.0, 0), ('tell', 20000.0, 0.002)]
     """
     done: list[Leg] = []
     waiting: list[Leg] = []

@@ -89,7 +89,20 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Advice:
-    """Forecasts of every method over one wire: `rows`, the `best` of them, a `verdict`; `str()` of it shows all."""
+    """Forecasts of every method over one wire: `rows`, the `best` of them, a `verdict`; `str()` of it shows all.
+
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> from thinwire import advise
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ddp = DistributedDataParallel(torch.nn.Linear(100, 100))
+    >>> loss, asked = lambda model: model(torch.ones(4, 100)).sum(), {"workers": 2, "rounds": 1}
+    >>> advice = advise(ddp, loss, "1mbit", methods="plain(qsgd(15))", **asked)
+    >>> [row.method for row in advice.rows if not row.method.startswith("powersgd")]
+    ['alone', 'dense', 'fp16', 'plain(qsgd(15))']
+    >>> dist.destroy_process_group()
+    """
 
     rehearsal: Rehearsal
     wire: Wire

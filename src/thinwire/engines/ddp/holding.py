@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,8 +53,8 @@ class Holding:
     shard, those of all shards."""
     apply: Callable[[Mapping[str, Tensor]], float]
     """Subtract flat updates; gives their norm."""
-    ddp: DistributedDataParallel | None = None
-    """Whose buckets they are."""
+    ddp: weakref.ref[DistributedDataParallel] | None = None
+    """Whose buckets they are; weak, for the model holds the handle, by ways that the garbage collector does not see."""
     shard: str = ""
     """Which shard, in words; empty where parameters are whole."""
     resharding: Resharding | None = None
@@ -63,14 +64,13 @@ class Holding:
     def of_ddp(ddp: DistributedDataParallel, exchange: Exchange) -> Holding:
         """The parameters of a DDP model, whole."""
         parameters = trained(ddp)
-        return Holding(parameters, parameters, exchange, partial(apply_, parameters), ddp)
+        return Holding(parameters, parameters, exchange, partial(apply_, parameters), weakref.ref(ddp))
 
     @property
     def watches_use(self) -> bool:
         """Whether ranks tell each other which parameters they used."""
-        return self.ddp is not None and (
-            bool(getattr(self.ddp, "static_graph", False)) or self.ddp.find_unused_parameters
-        )
+        ddp = None if self.ddp is None else self.ddp()
+        return ddp is not None and (bool(getattr(ddp, "static_graph", False)) or ddp.find_unused_parameters)
 
     def describe(self) -> dict[str, str]:
         """The parameters, as texts that are the same on every rank."""

@@ -41,7 +41,13 @@ def attach_hierarchy(
         held = Held(trained(ddp), grid.inside.rank, grid.inside.size)
         resharding = Resharding(held.shards, DeviceMesh.from_group(mesh.get_group(1), mesh.device_type))
         holding = Holding(
-            held.named, held.parts, grid.council, partial(held.apply_, grid.inside), ddp, grid.shard, resharding
+            held.named,
+            held.parts,
+            grid.council,
+            partial(held.apply_, grid.inside),
+            weakref.ref(ddp),
+            grid.shard,
+            resharding,
         )
         handle = handle_of(holding, grid.between, rule_from(rule), given, call="attach(ddp, rule, optimizer)", depth=5)
         mine |= handle.describe()
