@@ -42,7 +42,11 @@ class Common:
     """Step sizes, common state, and how `ddp.join` divides. Each message carries a digest of it, the mark."""
 
     def __init__(
-        self, ddp: weakref.ref[DistributedDataParallel] | None, channel: Channel, step_sizes: StepSizes | None, shard: str = ""
+        self,
+        ddp: weakref.ref[DistributedDataParallel] | None,
+        channel: Channel,
+        step_sizes: StepSizes | None,
+        shard: str = "",
     ) -> None:
         self._ddp, self._channel, self._step_sizes, self._shard = ddp, channel, step_sizes, shard
         self.step_sizes: dict[str, float] | None = None
