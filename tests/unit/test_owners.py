@@ -45,6 +45,13 @@ def test_shares_are_nearly_equal_and_no_smaller_than_they_may_be() -> None:
     assert owners.lengths(3) == {3}
 
 
+def test_small_parameters_are_spread_over_all_owners() -> None:
+    owners = Owners(4)
+    counts = [sum(owners.share((10,), index, rank) is not None for index in range(100)) for rank in range(4)]
+    assert sum(counts) == 100
+    assert max(counts) - min(counts) <= 4
+
+
 @pytest.mark.parametrize(
     "compressor",
     [

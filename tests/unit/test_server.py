@@ -10,7 +10,10 @@ import thinwire
 from thinwire import Simulation
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, StateError
 from thinwire.exchange import Loopback, Sharded
+from thinwire.hub import TO_ALL, TO_OWNER, _digest
+from thinwire.ops import Key
 from thinwire.owners import Owners
+from thinwire.payload.letter import Expected
 
 NAMES = {"a": (3, 50), "b": (7,), "c": (333,)}
 OWNERS = Owners(4, least=16)
@@ -79,6 +82,23 @@ def test_what_was_sent_and_is_kept_is_what_was_given(rule: str, dtype: torch.dty
         sizes = {name: size or sizes[name] for name, size in now.items()}
     error = (sent + held(simulation, sizes) - given).norm() / given.norm()
     assert error <= (1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_ef21_bc_finds_the_mean_of_gradients_that_stand_still() -> None:
+    """A tenth of a share is told in a round, and a fifth of it told on: after 40 rounds nothing is left to tell."""
+    simulation = Simulation(model(torch.float64), "ef21bc(topk(0.1), topk(0.2))", 4, exchange=OWNERS)
+    theirs = gradients(0, 4, torch.float64)
+    for _ in range(40):
+        out = simulation.exchange(theirs, step_sizes=dict.fromkeys(NAMES, 0.1))
+    for name in NAMES:
+        mean = torch.stack([own[name] for own in theirs]).mean(0)
+        assert (out[name] - mean).abs().max() <= 40 * torch.finfo(torch.float64).eps * mean.abs().max()
+
+
+def test_letters_to_two_owners_and_of_two_hops_are_told_apart() -> None:
+    expected = Expected(1, "", 1, (), Key(0, 0, 0))
+    digests = {_digest(expected, hop, owner) for hop in (TO_OWNER, TO_ALL) for owner in range(4)}
+    assert len(digests) == 8
 
 
 @pytest.mark.parametrize("rule", SERVED)
