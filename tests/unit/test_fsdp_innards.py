@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import thinwire
@@ -82,3 +83,46 @@ def test_backward_passes_within_the_backward_pass_are_refused(mesh: DeviceMesh) 
     with pytest.raises(AttachError, match="use_reentrant=False"):
         model(torch.ones(2, 3)).sum().backward()
     assert handle.channel.step == 0
+
+
+class Turns(nn.Module):
+    """Two layers, one of which each call uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, turn: int) -> torch.Tensor:
+        return self.layers[turn](x).tanh()  # type: ignore[no-any-return]
+
+
+class Called(nn.Module):
+    """A module that is called twice, between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.turns, self.last = nn.Linear(3, 3), Turns(), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.turns(self.turns(self.first(x), 0), 1))  # type: ignore[no-any-return]
+
+
+def test_gradients_that_come_in_two_parts_are_added(mesh: DeviceMesh) -> None:
+    """FSDP hands over a module's gradients after each of its calls, with zeros for what that call did not use."""
+    model = Called()
+    plain = copy.deepcopy(model)
+    for module in (model.first, model.turns, model.last, model):
+        fully_shard(module, mesh=mesh["shard"])
+    for each in model.modules():
+        if isinstance(each, FSDPModule):
+            each.set_reduce_scatter_unused_params(True)
+    thinwire.attach_fsdp(model, "plain(identity())", mesh=mesh)
+    x = torch.arange(6.0).view(2, 3)
+    with pytest.raises(AttachError, match="'turns' gave gradients a second time"):
+        model(x).sum().backward()
+    model.zero_grad()  # from now on the module waits for the end of the pass
+    for one in (model, plain):
+        one(x).sum().backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert torch.equal(mine.grad.full_tensor(), theirs.grad)  # type: ignore[attr-defined,arg-type]

@@ -79,6 +79,7 @@ def test_what_was_sent_and_is_kept_is_what_was_given(rule: str, dtype: torch.dty
         given += torch.stack([flat(own, now) for own in theirs]).mean(0)
         sent += flat(out, now)
         assert bool(out["b"].any()) or now["b"] == 0 or rule != "memsgd(identity())"
+        assert now["b"] or not out["b"].any()  # an owner keeps what it owes, too
         sizes = {name: size or sizes[name] for name, size in now.items()}
     error = (sent + held(simulation, sizes) - given).norm() / given.norm()
     assert error <= (1e-6 if dtype == torch.float32 else 1e-12)
