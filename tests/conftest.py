@@ -71,3 +71,11 @@ def libsvm_folder() -> str:
     """What tests marked `libsvm` give as `data`."""
     assert LIBSVM is not None
     return LIBSVM
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch forks its workers, which takes a tenth of a second; an interpreter that imports all takes four."""
+    from tests.forks import forked_launch
+
+    monkeypatch.setattr("thinwire.training.launcher.elastic_launch", forked_launch)

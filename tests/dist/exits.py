@@ -1,9 +1,9 @@
 """Ranks that end right after their last step, while gloo's threads get no time to let go of what they hold.
 
-    python -m tests.dist.exits TRIALS [HOW]
+    python -m tests.dist.exits TRIALS HOW...
 
-HOW is `wire` (a method as it is, the default), `emulated` (behind a link) or `dense` (DDP, behind one). Prints how
-often each exit status occurred. Everything is forked from one process that has imported torch; each rank shuts its
+HOW is `wire` (a method as it is), `emulated` (behind a link) or `dense` (DDP, behind one). Prints how often each exit
+status occurred, by HOW. Everything is forked from one process that has imported torch; each rank shuts its
 interpreter down as a program of a user's does.
 """
 
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -62,19 +64,19 @@ def train(rank: int, store: str, how: str) -> None:
     dist.destroy_process_group()
 
 
-def main(trials: int, how: str = "wire") -> None:
-    statuses: Counter[int] = Counter()
-    for _ in range(trials):
+def main(trials: int, hows: Sequence[str]) -> None:
+    statuses: dict[str, Counter[int]] = {}
+    for how, _ in product(hows, range(trials)):
         store, children = tempfile.mktemp(), []
         for rank in range(RANKS):
             child = os.fork()
             if child == 0:
                 return train(rank, store, how)  # and out of the interpreter, by its whole shutdown
             children.append(child)
-        statuses.update(os.waitpid(child, 0)[1] for child in children)
+        statuses.setdefault(how, Counter()).update(os.waitpid(child, 0)[1] for child in children)
     print(json.dumps(statuses))
     return None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:])

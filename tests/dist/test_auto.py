@@ -457,6 +457,7 @@ def test_one_rank_has_nothing_to_choose(tmp_path: Path) -> None:
     assert "one rank exchanges nothing" in run_world(1, alone, folder=tmp_path)[0]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_launch_and_a_laboratory_take_it_and_keep_what_it_explains(tmp_path: Path) -> None:
     config = RunConfig.of("digits", "auto", engine="ddp", workers=2, steps=4, evaluations=1, rate=5e6)
     (run,) = launch([config], tmp_path / "r.jsonl")

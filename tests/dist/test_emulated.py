@@ -72,6 +72,7 @@ def test_parameters_are_those_of_the_run_without_a_link_bit_for_bit(size: int, t
                 assert seconds >= STEPS * 8 * (allreduce_bytes(nbytes, size) - 2 * size) / RATE, method
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_launch_trains_behind_links_and_its_record_says_so(tmp_path: Path) -> None:
     methods = [("dense", 0), ("powersgd", 0), (RULES[0], 0), (RULES[0], 2)]
     settings: dict[str, Any] = {"engine": "ddp", "workers": 2, "steps": 3, "evaluations": 1}

@@ -198,6 +198,7 @@ def test_every_rank_is_told_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_line_takes_outer_steps(tmp_path: Path) -> None:
     """Compared with an all-reduce at every step: a window of 5 alone saves a factor of 5."""
     setting = {"workers": 2, "engine": "ddp", "steps": 10, "evaluations": 1, "optimizer": "adamw", "lr": 0.003}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,13 +41,10 @@ def test_every_block_runs(block: str, tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_the_example_trains(tmp_path: Path) -> None:
-    """Through torch's own launcher."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, str(ROOT / "examples" / "train_ddp.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert quiet(done.stderr), done.stderr
-    assert re.search(r"memsgd\(topk\(0.01\)\): test accuracy \d\d\.\d%", done.stdout)
+    ended_well, printed = run_script(ROOT / "examples" / "train_ddp.py", tmp_path, ranks=2)
+    assert ended_well, printed
+    assert quiet(printed), printed
+    assert re.search(r"memsgd\(topk\(0.01\)\): test accuracy \d\d\.\d%", printed)
 
 
 def test_the_readme_has_its_two_commands() -> None:

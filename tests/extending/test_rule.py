@@ -48,6 +48,7 @@ def test_simulation_and_processes_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.dist
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("engine", ["ddp", "sim"])
 def test_the_command_line_knows_it_by_plugin(engine: str, tmp_path: Path) -> None:
     """In workers too, which execute the file themselves; the record carries the method's text."""

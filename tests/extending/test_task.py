@@ -71,6 +71,7 @@ def plane(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.dist
+@pytest.mark.usefixtures("forked_workers")
 def test_a_task_is_one_file_in_simulation_and_with_real_workers(plane: Path, tmp_path: Path) -> None:
     """Bitwise alike, which also shows that the workers know it."""
     settings = {"workers": 2, "evaluations": 2}

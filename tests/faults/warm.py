@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from tests.dist.training import network
 from tests.faults.trainee import RULES
@@ -16,3 +18,6 @@ for rule in RULES:  # without autograd, which cannot be used before a fork
     gradients = [{name: torch.ones(p.shape) for name, p in parameters.items()} for _ in range(2)]
     for _ in range(2):
         simulation.exchange(gradients, moments=gradients)
+del simulation, optimizer, parameters, gradients
+gc.collect()
+gc.freeze()  # what is alive now, no rank's collector looks at: its shutdown takes 0.3 s in place of 1.3 s (AMD EPYC)

@@ -41,6 +41,7 @@ def main() -> int:
     options = _options()
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, soft_wrap=True)
     prepare(options.world, options.seconds, stand_in=not options.no_stand_in)
+    from tests.faults import warm  # noqa: F401  (kernels are loaded once, before anything is forked)
     from tests.foreign import torch_world
 
     rules = options.rule or RULES

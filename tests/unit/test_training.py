@@ -234,6 +234,7 @@ def test_traffic_of_a_ring() -> None:
 
 @pytest.mark.dist
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     "methods",
     [
