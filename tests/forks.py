@@ -32,7 +32,7 @@ def run_script(script: Path, folder: Path, ranks: int = 1) -> tuple[bool, str]:
 
 
 def forked_launch(settings: LaunchConfig, _: str) -> Callable[..., None]:
-    """In place of torch's `elastic_launch`, for tests of what workers do: they are started as `run_script` starts ranks.
+    """In place of torch's `elastic_launch`, for tests of what workers do: they start as `run_script` starts ranks.
 
     That the launcher's own processes work, and what becomes of their failures, other tests show.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,23 @@ def resumed(rank: int, size: int, folder: str) -> list[bool]:
     return same
 
 
-def test_resume_is_bitwise_the_uninterrupted_run_with_other_buckets(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of what so many ranks have saved half-way."""
+
+    @cache
+    def saved_by(ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"half-{ranks}")
+        run_world(ranks, saved_half, str(folder), folder=folder)
+        return folder
+
+    return saved_by
+
+
+def test_resume_is_bitwise_the_uninterrupted_run_with_other_buckets(halves: Callable[[int], Path]) -> None:
     """The first half and the second are different processes."""
-    run_world(2, saved_half, str(tmp_path), folder=tmp_path)
-    for same in run_world(2, resumed, str(tmp_path), folder=tmp_path):
+    folder = halves(2)
+    for same in run_world(2, resumed, str(folder), folder=folder):
         assert same == [True] * len(RUNS)
 
 
@@ -75,13 +90,13 @@ def resized(rank: int, size: int, folder: str, old: int) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
-def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, tmp_path: Path) -> None:
+def test_resizing_keeps_what_the_rule_conserves(old: int, new: int, halves: Callable[[int], Path]) -> None:
     """Memory, VGC: the mean of the memories. EF21's family: the common mean, and the mean of the locals equal to it."""
-    run_world(old, saved_half, str(tmp_path), folder=tmp_path)
-    by_rank = run_world(new, resized, str(tmp_path), old, folder=tmp_path)
+    folder = halves(old)
+    by_rank = run_world(new, resized, str(folder), old, folder=folder)
     for place, rule in enumerate(DDP_STATES):
         states = [s[place] for s in by_rank]
-        past = [torch.load(tmp_path / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
+        past = [torch.load(folder / f"{place}-{r}.pt", weights_only=True)["thinwire"] for r in range(old)]
         slots = {key.split("/")[0] for key in past[0]["slots"]}
         for slot in slots & {"error", "momentum", "velocity", "total", "squares", "alpha"}:
             before, after = mean_of(past, slot), mean_of(states, slot)
