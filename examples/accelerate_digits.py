@@ -7,6 +7,7 @@ Needs: pip install 'thinwire[accelerate,tasks]'
 """
 
 import sys
+import time
 
 import torch
 from accelerate import Accelerator
@@ -50,3 +51,4 @@ def train(epochs, folder="checkpoint", resume=False):
 if __name__ == "__main__":
     train(6 if "--resume" in sys.argv else 3, resume="--resume" in sys.argv)
     torch.distributed.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads are done with their tensors then: docs/troubleshooting.md

@@ -7,6 +7,7 @@ Needs: pip install 'thinwire[transformers,tasks]'
 """
 
 import sys
+import time
 
 import torch
 from sklearn.datasets import load_digits
@@ -47,3 +48,4 @@ if __name__ == "__main__":
     if trainer.is_world_process_zero():
         print(compression.handle.ledger.line())
     torch.distributed.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads are done with their tensors then: docs/troubleshooting.md

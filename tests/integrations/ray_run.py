@@ -4,15 +4,14 @@ import sys
 from pathlib import Path
 
 import ray
+import ray.train.torch
 import torch
 from ray import cloudpickle
-from sklearn.datasets import load_digits
-from torch import nn
 
-import thinwire
-
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import ray_digits
+from tests.integrations.runs import simulated
 
 cloudpickle.register_pickle_by_value(ray_digits)  # as if the example were the script
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -28,6 +27,7 @@ def checkpoint(storage, epochs):
 
 
 whole = checkpoint("whole", 2)
+ray_digits.DistributedDataParallel = ray.train.torch.prepare_model  # Ray's own way to wrap a model: the same bits
 checkpoint("halves", 1)
 halves = checkpoint("halves", 1)
 assert whole[0]["epoch"] == halves[0]["epoch"] == 2
@@ -39,22 +39,7 @@ for one, other in zip(whole[1:], halves[1:], strict=True):
     assert any(tensor.count_nonzero() for tensor in one["slots"].values())
 
 torch.set_num_threads(1)
-torch.manual_seed(0)
-images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
-images = images.float() / 16
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-parameters = dict(model.named_parameters())
-simulation = thinwire.Simulation(parameters, "memsgd(topk(0.01))", 2, optimizer=optimizer)
-for epoch in range(2):
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
-    for rows in zip(*(order[rank::2].split(64) for rank in range(2)), strict=True):
-        gradients = []
-        for own in rows:
-            loss = nn.functional.cross_entropy(model(images[own]), labels[own])
-            values = torch.autograd.grad(loss, list(parameters.values()))
-            gradients.append(dict(zip(parameters, values, strict=True)))
-        simulation.step(gradients)
+model, _ = simulated(2)
 for name, tensor in model.state_dict().items():
     assert torch.equal(tensor, whole[0]["model"][name]), (tensor - whole[0]["model"][name]).abs().max()
 ray.shutdown()

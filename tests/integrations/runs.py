@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,6 +60,27 @@ def plain(
         loss(ddp).backward()
         optimizer.step()
     return numbers(model)
+
+
+def simulated(epochs: int) -> tuple[nn.Module, thinwire.Simulation]:
+    """What `examples/ray_digits.py` must arrive at: the same steps of its two ranks in one process, without DDP."""
+    torch.manual_seed(0)
+    images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    images = images.float() / 16
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    parameters = dict(model.named_parameters())
+    simulation = thinwire.Simulation(parameters, "memsgd(topk(0.01))", 2, optimizer=optimizer)
+    for epoch in range(epochs):
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
+        for rows in zip(*(order[rank::2].split(64) for rank in range(2)), strict=True):
+            gradients = []
+            for own in rows:
+                loss = nn.functional.cross_entropy(model(images[own]), labels[own])
+                values = torch.autograd.grad(loss, list(parameters.values()))
+                gradients.append(dict(zip(parameters, values, strict=True)))
+            simulation.step(gradients)
+    return model, simulation
 
 
 def numbers(model: nn.Module) -> list[Tensor]:

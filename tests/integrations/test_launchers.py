@@ -1,68 +1,107 @@
-"""One script, unchanged, under the variables of torch's launcher and under Slurm's, by the line that the docs give."""
+"""One script, unchanged, as a job of Ray Train, under torchrun and under Slurm, by the lines that the docs give."""
 
 from __future__ import annotations
 
+import ast
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed as dist
 from tests.forks import run_script
+from tests.integrations.runs import example, simulated
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import torch
-import torch.distributed as dist
-import thinwire
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 2))
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-handle = thinwire.attach(ddp, "memsgd(topk(0.1))", optimizer)
-torch.manual_seed(dist.get_rank())
-for _ in range(5):
-    optimizer.zero_grad()
-    ddp(torch.randn(8, 50)).square().mean().backward()
-    optimizer.step()
-print("rank", dist.get_rank(), [p.double().norm().item() for p in ddp.parameters()], handle.ledger.summary())
-dist.destroy_process_group()
-"""
+DOCS = (ROOT / "docs" / "launching.md").read_text()
+SCRIPT = "examples/ray_digits.py"
+RESULT = re.compile(r"^\{'loss': .*\}$", re.MULTILINE)
+OF_LAUNCHERS = re.compile(r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_|SLURM_|TORCHELASTIC_|GLOO_")
+SLURM = {  # what Slurm has: two tasks with their variables, and the names behind a list of hosts
+    "srun": """
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & tasks+=" $!"; done
+for task in $tasks; do wait "$task" || exit; done
+""",
+    "scontrol": """[ "$1 $2" = "show hostnames" ] && tr , '\\n' <<< "$3" """,
+}
 
 
-def results(printed: str) -> set[str]:
-    """What each rank says at its end."""
-    return set(re.findall(r"rank \d \[.*", printed))
+def run_line(line: str, folder: Path, **variables: str) -> str:
+    """What a line of the docs prints where `python` is this one and no launcher has left a variable."""
+    environment = {name: value for name, value in os.environ.items() if not OF_LAUNCHERS.match(name)}
+    environment["PATH"] = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = line.replace(SCRIPT, str(ROOT / SCRIPT))
+    command = ["bash", "-c", line]
+    done = subprocess.run(command, cwd=folder, env=environment | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(printed: str, ranks: int, epochs: int = 3) -> None:
+    """Every rank arrives where the simulation does, bit for bit, and has sent as much."""
+    model, simulation = simulated(epochs)
+    results: list[dict[str, Any]] = [ast.literal_eval(line) for line in RESULT.findall(printed)]
+    assert len(results) == ranks, printed
+    for result in results:
+        assert result["epoch"] == epochs
+        assert result["parameters"] == example("ray")["digest"](model)
+    if epochs == 3:  # a ledger counts from the beginning of its run
+        assert {result["thinwire/sent_bytes"] for result in results} == {
+            simulation.ledger.metrics()["thinwire/sent_bytes"]
+        }
+
+
+def line_of(launcher: str) -> str:
+    """The line with which the docs start the script."""
+    (line,) = re.findall(rf"^{launcher} .*{SCRIPT}'?$", DOCS, re.MULTILINE)
+    return line
 
 
 @pytest.mark.dist
-def test_the_line_for_slurm_starts_the_ranks_that_torchrun_starts(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ended_well, printed = run_script(tmp_path / "script.py", tmp_path, ranks=2)
+def test_under_torchrun_and_a_second_run_goes_on(tmp_path: Path) -> None:
+    check(run_line(line_of("torchrun"), tmp_path), ranks=2)
+    ended_well, printed = run_script(ROOT / SCRIPT, tmp_path, ranks=2)
     assert ended_well, printed
-    lines = re.findall(r"^srun bash -c '(.*)'$", (ROOT / "docs" / "launching.md").read_text(), re.M)
-    example, script = lines
-    assert example.replace("examples/train_ddp.py", "script.py") == script
+    check(printed, ranks=2, epochs=6)
 
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # on any free port
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    common["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `python` is this one
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    ranks = [
-        subprocess.Popen(
-            ["bash", "-c", script],
-            env=clean | common | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert len(results(printed)) == 2
-    assert results("\n".join(outputs)) == results(printed)
+
+@pytest.mark.dist
+def test_under_slurm_in_the_job_that_the_docs_have(tmp_path: Path) -> None:
+    (job,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", DOCS, re.DOTALL)
+    line = line_of("srun")
+    assert line.replace(SCRIPT, "script.py") in job.splitlines()
+    (tmp_path / "bin").mkdir()
+    for name, text in SLURM.items():
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    number = str(free_port() - 20_000)  # the job makes its port of it
+    variables = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    job = job.replace("script.py", SCRIPT).replace("=eth0", "=lo")
+    check(run_line(job, tmp_path, SLURM_CPUS_PER_TASK="1", **variables), ranks=2)
+
+
+def free_port() -> int:
+    """One that no program listens on, below those that the system gives to connections."""
+    while True:
+        with socket.socket() as listener:
+            port = random.randrange(20_000, 32_000)
+            try:
+                listener.bind(("localhost", port))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_under_ray_train_on_a_local_cluster(tmp_path: Path) -> None:
+    """Starting a cluster takes most of a minute."""
+    pytest.importorskip("ray", exc_type=ModuleNotFoundError)
+    with tempfile.TemporaryDirectory() as short:  # Ray's sockets have their names in 107 bytes
+        check(run_line(line_of("python"), tmp_path, HOME=str(tmp_path), RAY_TMPDIR=short), ranks=1)
