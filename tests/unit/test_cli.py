@@ -61,7 +61,7 @@ COMMANDS = {
         "--page",
         "--force",
     },
-    "bench step": {"--rounds", "--json"},
+    "bench step": {"--device", "--model", "--batch", "--methods", "--profile", "--rounds", "--json"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds", "--rate"},
     "train": TRAINING | SETTINGS | {"--method", "--seed", "--every", "--rate", "--plugin"},

@@ -7,10 +7,11 @@ import multiprocessing
 import pstats
 import statistics
 import tempfile
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,14 +21,16 @@ import torch
 import torch.distributed as dist
 from rich.table import Table
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import Need, attach, parse
 from thinwire.bench.grid import Measured, grid
+from thinwire.bench.models import mlp
 from thinwire.bench.timing import in_turns
-from thinwire.errors import ConfigError
+from thinwire.engines.ddp import Handle
+from thinwire.errors import ConfigError, OptimizerWarning
 from thinwire.exchange import allreduce_bytes
 from thinwire.feedback import Feedback
 from thinwire.moments import watch
@@ -38,6 +41,10 @@ Step = Callable[[], None]
 LIMIT = timedelta(minutes=5)
 """How long ranks wait for each other: the first step compiles the kernels."""
 DENSE = "dense"
+POWERSGD = "powersgd"
+HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
+"""torch's own, beside PowerSGD."""
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 WORKERS = 2
 """Ranks, where time and memory are measured."""
 
@@ -69,12 +76,44 @@ def together() -> None:
     dist.barrier()
 
 
+@contextmanager
+def alone_in_group(device: torch.device) -> Iterator[None]:
+    """A process group of this process alone, which moves what lies on the device."""
+    bound = device if device.type == "cuda" else None  # or NCCL guesses which GPU is meant, and says so
+    store, backend = dist.HashStore(), BACKENDS[device.type]  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=LIMIT, device_id=bound)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def connect(ddp: DistributedDataParallel, method: str, optimizer: torch.optim.Optimizer) -> Handle | None:
+    """Have a model's gradients travel by a method: DDP's own, one of torch's hooks, or ours, which has a handle.
+
+    What we warn users of, such as a memory before an adaptive optimizer, is measured here all the same.
+    """
+    if method in HOOKS:
+        ddp.register_comm_hook(None, HOOKS[method])
+    elif method == POWERSGD:
+        ddp.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook)
+    elif is_ours(method):
+        with warnings.catch_warnings(action="ignore", category=OptimizerWarning):
+            return attach(ddp, parse(method), optimizer)
+    return None
+
+
+def is_ours(method: str) -> bool:
+    """Whether a method is one of our rules, and neither plain DDP nor a hook of torch's."""
+    return method not in (ALONE, DENSE, POWERSGD, *HOOKS)
+
+
 # ----------------------------------------------------------------------------------------------------------------- time
 
 
 ALONE = "alone"
 OURS = ("memsgd(topk(0.01))", "ef21(topk(0.01))")
-STEP_METHODS = (ALONE, DENSE, "fp16", "powersgd", *OURS)
+STEP_METHODS = (ALONE, DENSE, "fp16", POWERSGD, *OURS)
 """alone exchanges nothing: it is the floor."""
 WARM_UP = 4
 BATCH = 32
@@ -100,40 +139,38 @@ class StepRow(Measured):
         return vars(self) | {"median_ms": self.median}
 
 
-def bench_step(rounds: int) -> list[StepRow]:
+def bench_step(rounds: int, methods: Sequence[str] = STEP_METHODS, batch: int = BATCH) -> list[StepRow]:
     """Every method in the same two processes, step by step in turns, then ours taken apart; as rank 0 saw it.
 
-    The loopback is no bottleneck: this shows what compression costs, not what it saves.
+    The loopback is no bottleneck: this shows what compression costs, not what it saves. The floor and dense training
+    are always among them.
     """
-    times, parts = on_ranks(WORKERS, _step_times, rounds)[0]
-    return [StepRow(method, times[method], parts.get(method)) for method in STEP_METHODS]
+    names = list(dict.fromkeys((ALONE, DENSE, *methods)))
+    if "bf16" in names:
+        raise ConfigError("torch's bf16 hook refuses gloo, which ranks on the CPU use: take fp16, or --device cuda")
+    for method in filter(is_ours, names):
+        parse(method)  # a mistake in it is told here, not by another process
+    times, parts = on_ranks(WORKERS, _step_times, rounds, names, batch)[0]
+    return [StepRow(method, times[method], parts.get(method)) for method in names]
 
 
-def _step_times(rank: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
-    steps = {method: _prepared(method, rank) for method in STEP_METHODS}
+def _step_times(
+    rank: int, rounds: int, methods: Sequence[str], batch: int
+) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+    steps = {method: _prepared(method, rank, batch) for method in methods}
     # no method may sit out a turn: the ranks would not agree on it
     times = in_turns(steps, together, rounds, warm_up=WARM_UP, enough=float("inf"))
-    return times, {method: _taken_apart(steps[method], rounds) for method in OURS}
+    return times, {method: _taken_apart(steps[method], rounds) for method in filter(is_ours, methods)}
 
 
-def network() -> nn.Sequential:
-    """10 million parameters in three layers."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(1000, 2500), nn.ReLU(), nn.Linear(2500, 2500), nn.ReLU(), nn.Linear(2500, 500))
-
-
-def _prepared(method: str, rank: int) -> Step:
+def _prepared(method: str, rank: int, batch: int) -> Step:
     """One step of training by that method."""
+    torch.manual_seed(0)
     # torch's PowerSGD hook hangs on gloo with several buckets in flight: it gets one
-    ddp = DistributedDataParallel(network(), bucket_cap_mb=1000 if method == "powersgd" else None)
+    ddp = DistributedDataParallel(mlp(), bucket_cap_mb=1000 if method == POWERSGD else None)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    if method == "fp16":
-        ddp.register_comm_hook(None, fp16_compress_hook)
-    elif method == "powersgd":
-        ddp.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook)
-    elif method in OURS:
-        attach(ddp, parse(method), optimizer)
-    x = torch.randn(BATCH, 1000, generator=torch.Generator().manual_seed(rank))
+    connect(ddp, method, optimizer)
+    x = torch.randn(batch, 1000, generator=torch.Generator().manual_seed(rank))
 
     def step() -> None:
         with ddp.no_sync() if method == ALONE else nullcontext():
@@ -145,27 +182,35 @@ def _prepared(method: str, rank: int) -> Step:
 
 
 def _taken_apart(step: Step, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step by function of the library, largest first; what is not ours is one part."""
+    """Milliseconds of a step by function of the library."""
     profile = cProfile.Profile()
     for _ in range(rounds):
         together()
         profile.runcall(step)
-    times = _own_times(pstats.Stats(profile).stats)  # type: ignore[attr-defined]
-    ours = sorted(((ms, label) for label, ms in times.items() if label != OTHERS), reverse=True)
-    rest = sum(ms for ms, _ in ours[LARGEST:])
-    parts = {OTHERS: times[OTHERS], **{label: ms for ms, label in ours[:LARGEST]}, REST: rest}
-    return {label: 1e3 * seconds / rounds for label, seconds in parts.items()}
+    return largest_parts(profile, rounds)
 
 
-def _own_times(stats: Mapping[Any, Any]) -> dict[str, float]:
+def largest_parts(
+    profile: cProfile.Profile, rounds: int, label: Callable[[str, str], str] | None = None
+) -> dict[str, float]:
+    """Milliseconds of a round by function as `label` names it, largest first; what is not ours is one part."""
+    times = _own_times(pstats.Stats(profile).stats, label or _label)  # type: ignore[attr-defined]
+    others = times.pop(OTHERS, 0.0)
+    ours = sorted(times.items(), key=lambda part: -part[1])
+    rest = sum(seconds for _, seconds in ours[LARGEST:])
+    parts = ({OTHERS: others} if others else {}) | dict(ours[:LARGEST]) | {REST: rest}
+    return {name: 1e3 * seconds / rounds for name, seconds in parts.items()}
+
+
+def _own_times(stats: Mapping[Any, Any], label: Callable[[str, str], str]) -> dict[str, float]:
     """Seconds of each function without those it calls; the built-in ones, torch's operations too, count as its own."""
     own: dict[str, float] = defaultdict(float)
     for (file, _, name), (_, _, seconds, _, callers) in stats.items():
         if file == "~":
             for (calling_file, _, caller), (_, _, share, _) in callers.items():
-                own[_label(calling_file, caller)] += share
+                own[label(calling_file, caller)] += share
         else:
-            own[_label(file, name)] += seconds
+            own[label(file, name)] += seconds
     return own
 
 

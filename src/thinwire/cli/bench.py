@@ -10,15 +10,16 @@ import torch
 import typer
 from rich.progress import track
 
-from thinwire.bench import ddp_step, simulation
+from thinwire.bench import ddp_step, device_step, simulation
 from thinwire.bench.contests import OPERATIONS
 from thinwire.bench.grid import Measured, machine
 from thinwire.bench.kernels import bench_calls, bench_kernels, call_table, floor_line, kernel_table
+from thinwire.bench.models import TIMED_MODELS, TimedModel
 from thinwire.bench.moments import bench_moments, moments_table
 from thinwire.bench.wire import bench_wire, better_than_ours, message_table, size_table, time_table
 from thinwire.cli import options
 from thinwire.cli.console import check_page, console, say
-from thinwire.cli.options import DATA, THREADS, at_least_one, check_command, decimals, integers, optional
+from thinwire.cli.options import DATA, THREADS, at_least_one, check_command, decimals, integers, one_of, optional
 from thinwire.errors import ConfigError
 from thinwire.problems import load_dataset
 from thinwire.problems.datasets import BREAST_CANCER
@@ -122,22 +123,85 @@ def wire(
 
 
 @bench.command("step")
-def step(rounds: Rounds = 15, as_json: Json = False) -> None:
-    """Time a DDP step on two gloo ranks of this machine beside torch's own ways, and take ours apart.
+def step(
+    device: Device = "cpu",
+    model: Annotated[
+        str | None, optional("--model", help="gpt2, resnet50 or mlp (default: mlp, on a GPU gpt2); the CPU takes mlp.")
+    ] = None,
+    batch: Annotated[
+        int | None, optional("--batch", help="Samples of a batch (default: gpt2 16, resnet50 64, mlp 32).")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        optional("--methods", help="With semicolons between: rules, bf16, fp16, powersgd; dense is always there."),
+    ] = None,
+    profile: Annotated[
+        str | None, optional("--profile", help="On a GPU: say where a step of this method goes, beside dense alone.")
+    ] = None,
+    rounds: Rounds = 15,
+    as_json: Json = False,
+) -> None:
+    """Time a DDP step beside torch's own ways, all methods by turns, and take ours apart.
 
-    The network has 10 million parameters; all methods take turns in the same two processes. The loopback is no
-    bottleneck, so this shows what compression costs, not what it saves. "alone" exchanges nothing: it is the floor.
+    On the CPU two gloo ranks of this machine train 10 million parameters; "alone" exchanges nothing: it is the floor.
+    On a GPU one process trains GPT-2 (124 M), ResNet-50 (26 M) or the same MLP in a world of one; beside the time
+    stand launches, synchronisations and memory. Either way this shows what compression costs, not what it saves.
 
     **Example**
 
-      thinwire bench step --rounds 25
+      thinwire bench step --device cuda --model gpt2 --batch 16
     """
-    at_least_one(rounds=rounds)
-    rows = _measured(ddp_step.bench_step(rounds), as_json)
+    at_least_one(rounds=rounds, **({} if batch is None else {"batch": batch}))
+    _check_device(device)
+    names = None if methods is None else [name.strip() for name in methods.split(";") if name.strip()]
+    if device == "cuda":
+        _step_on_gpu(_timed_model(model or "gpt2"), batch, names, rounds, profile, as_json)
+    else:
+        _check_cpu_step(_timed_model(model or "mlp"), profile)
+        _step_on_cpu(names, batch or ddp_step.BATCH, rounds, as_json)
+
+
+def _timed_model(name: str) -> TimedModel:
+    if name not in TIMED_MODELS:
+        raise ConfigError(f"--model must be {one_of(TIMED_MODELS)}, got {name!r}")
+    return TIMED_MODELS[name]
+
+
+def _check_cpu_step(model: TimedModel, profile: str | None) -> None:
+    if model.name != "mlp":
+        raise ConfigError(
+            f"--model {model.name} is for one GPU, and on the CPU two ranks train mlp: add --device cuda, or use "
+            "--model mlp"
+        )
+    if profile is not None:
+        raise ConfigError(
+            "--profile needs --device cuda; on the CPU every one of our methods is taken apart: leave it out"
+        )
+
+
+def _step_on_cpu(methods: list[str] | None, batch: int, rounds: int, as_json: bool) -> None:
+    chosen = ddp_step.STEP_METHODS if methods is None else methods
+    rows = _measured(ddp_step.bench_step(rounds, chosen, batch), as_json)
     if rows:
-        say(console(), f"2 ranks on gloo over the loopback, 1 thread each, 10.0 M parameters, batch {ddp_step.BATCH}")
+        say(console(), f"2 ranks on gloo over the loopback, 1 thread each, 10.0 M parameters, batch {batch}")
         say(console(), f"medians of {rounds} steps taken in turns")
         console().print(ddp_step.step_table(rows), *(ddp_step.part_table(row) for row in rows if row.parts_ms))
+
+
+def _step_on_gpu(
+    model: TimedModel, batch: int | None, methods: list[str] | None, rounds: int, profile: str | None, as_json: bool
+) -> None:
+    """Which methods: those that were named; or what is to be taken apart, beside dense alone; or all of the table."""
+    chosen = methods if methods is not None else [] if profile is not None else device_step.default_methods()
+    rows = _measured(device_step.bench_device_step(model, batch or model.samples, chosen, rounds, profile), as_json)
+    if rows:
+        about = f"{model.name}, {rows[0].parameters / 1e6:.1f} M parameters, batch {rows[0].batch}, bfloat16 autocast"
+        say(console(), f"{about}; one process on NCCL, {rows[0].machine}")
+        say(console(), f"medians of {rounds} rounds of {device_step.TURN} steps, all methods by turns")
+        console().print(*device_step.tables(rows))
+    for row in rows:
+        if row.absent is not None:
+            say(console(), f"{row.method} is not measured: {row.absent}")
 
 
 @bench.command("bytes")
@@ -365,4 +429,4 @@ def _check_device(device: str) -> None:
     if device not in DEFAULT_NUMEL:
         raise ConfigError(f"device must be one of {', '.join(DEFAULT_NUMEL)}, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no GPU on this machine")
+        raise ConfigError("device cuda: torch finds no GPU on this machine; use --device cpu, or a machine with a GPU")
