@@ -36,7 +36,7 @@ SIZES = (0, 1, 300, 64, 0, 63, 65, 4096, 2, 4097, 70_000, 0)
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_many_pieces_at_once_are_drawn_as_one_by_one(name: str, device: str, k: int, threads: int) -> None:
     where = torch.device(device)
-    layout = Layout.of([(str(index), index, (numel,)) for index, numel in enumerate(SIZES)])
+    layout = odd_layout()
     keys = Key(5, step=k).words(piece_indices(layout))
     counts = [k if index % 5 else min(k, 1) for index in range(len(SIZES))]
     torch.set_num_threads(threads)
@@ -50,6 +50,83 @@ def test_many_pieces_at_once_are_drawn_as_one_by_one(name: str, device: str, k: 
         for key, piece, count in zip(keys.tolist(), layout.pieces, counts, strict=True)
     ]
     assert torch.equal(found, torch.cat(parts))
+
+
+def odd_layout() -> Layout:
+    return Layout.of([(str(index), index, (numel,)) for index, numel in enumerate(SIZES)])
+
+
+COUNTS = ((3,) * 12, (0, 1, 299, 64, 5, 0, 65, 40, 1, 4096, 700, 1), (0,) * 12, SIZES)
+"""None of some pieces, all of others, all but one, and more than an empty piece has."""
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("there", [False, True], ids=["keys on the host", "keys on the device"])
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
+def test_none_some_and_all_of_a_piece_are_drawn(name: str, device: str, there: bool, counts: tuple[int, ...]) -> None:
+    layout, where = odd_layout(), torch.device(device)
+    for step in range(3):
+        keys = Key(1, step=step).words(piece_indices(layout))
+        with ops.backend(name):
+            found = ops.randk_positions(layout, counts, keys.to(where) if there else keys, where)
+        assert torch.equal(found.cpu(), reference.randk_positions(layout, counts, keys, torch.device("cpu")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", COUNTS)
+def test_the_host_is_not_waited_for(counts: tuple[int, ...]) -> None:
+    """From the second time on: the tables of layout and counts are brought to the device once."""
+    layout, device = odd_layout(), torch.device("cuda")
+    keys = Key(1).words(piece_indices(layout)).to(device)
+    first = ops.randk_positions(layout, counts, keys, device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = ops.randk_positions(layout, counts, keys, device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", COUNTS[:2])
+def test_a_recorded_draw_follows_its_keys(counts: tuple[int, ...]) -> None:
+    """A CUDA graph, played again with other keys in the same place."""
+    layout, device = odd_layout(), torch.device("cuda")
+    keys = Key(1).words(piece_indices(layout)).to(device)
+    ops.randk_positions(layout, counts, keys, device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ops.randk_positions(layout, counts, keys, device)
+    for step in range(1, 4):
+        others = Key(1, step=step).words(piece_indices(layout))
+        keys.copy_(others)
+        graph.replay()
+        assert torch.equal(found.cpu(), reference.randk_positions(layout, counts, others, torch.device("cpu")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pieces", [1, 255, 256, 40_000])
+def test_many_pieces_on_a_gpu(pieces: int) -> None:
+    """As many as a byte tells apart, and more; the pieces of a tile, and one of many tiles."""
+    layout = Layout.of([(str(index), index, (300_000 // pieces,)) for index in range(pieces)])
+    keys, counts = Key(2).words(piece_indices(layout)), [max(1, 3000 // pieces)] * pieces
+    found = ops.randk_positions(layout, counts, keys, torch.device("cuda"))
+    assert torch.equal(found.cpu(), reference.randk_positions(layout, counts, keys, torch.device("cpu")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("limit", [-(1 << 63), (1 << 63) - 1], ids=["no candidates", "all are candidates"])
+def test_an_unlucky_draw_on_a_gpu_stays_within_the_vector(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = pytest.importorskip("thinwire.ops.cuda.select_random")
+    monkeypatch.setattr(draw, "_limit", lambda expected, numel: limit)
+    layout, device = Layout.of([("a", 0, (90_000,)), ("b", 1, (9_000,))]), torch.device("cuda")
+    draw.drawing.cache_clear()
+    try:
+        found = draw.randk_positions(layout, (900, 90), Key(1).words(piece_indices(layout)), device)
+    finally:
+        draw.drawing.cache_clear()
+    assert found.numel() == 990
+    assert 0 <= int(found.min()) <= int(found.max()) < layout.numel
 
 
 @pytest.mark.parametrize("threads", [1, 2])
