@@ -51,8 +51,8 @@ from thinwire import (
     Warmup,
 )
 
-VALUES = ("full", "float32", "bfloat16", "float16", "exponent4", "bins2")
-COUNTED = VALUES[:4]
+VALUES = ("full", "float32", "bfloat16", "float16", "power4", "exponent4", "bins2")
+COUNTED = VALUES[:5]
 """Those that write every number they are given."""
 
 
@@ -108,12 +108,14 @@ COMPRESSOR_ENTRIES = (
             RandK(count=0.4, shared=True),
             RandK(0.3, shared=True, values="bfloat16"),
             RandK(Warmup(0.5, 0.1, 3), values="exponent4"),
+            RandK(0.3, shared=True, values="power4"),
         ],
         wire=[
             RandK(0.3),
             RandK(count=0.5),
             RandK(0.3, shared=True),
             RandK(0.3, shared=True, values="float16"),
+            RandK(0.3, shared=True, values="power4"),
             RandK(count=0.5, shared=True),
         ],
         fuzz=[RandK(0.3, shared=True, values=name) for name in COUNTED],
@@ -192,6 +194,7 @@ RULE_ENTRIES = (
             "memsgd(topk(0.2, values=bfloat16))",
             "memsgd(topk(0.2, values=float16))",
             "memsgd(topk(0.2, values=exponent4))",
+            "memsgd(topk(0.2, values=power4))",
             "memsgd(topk(0.2, values=bins2))",
             "memsgd(chunktopk(0.25, chunk=8, values=bins2))",
             "memsgd(randk(0.2))",

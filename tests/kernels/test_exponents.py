@@ -21,20 +21,26 @@ def same(mine: tuple[Tensor, ...], its: tuple[Tensor, ...]) -> None:
 
 
 def check(values: Tensor, positions: Tensor, layout: Layout, name: str, device: str) -> None:
-    """Rounded, encoded and decoded by the back-end and by the reference."""
-    powers = reference.nearest_powers(values, positions, layout)
-    kept, where = powers[powers != 0], positions[powers != 0]
-    exponent, packed = reference.exponent_codes(kept, where, layout)
-    numbers = reference.exponent_values(exponent, packed, where, layout, values.dtype)
-    assert torch.equal(numbers[0], kept)
-    assert numbers[1]
-    assert numbers[2]
+    """Rounded, encoded and decoded by the back-end and by the reference, zeros left out and written."""
+    for deepest in (7, 6):
+        powers = reference.nearest_powers(values, positions, layout, deepest)
+        sent = (powers != 0) | (deepest < 7)
+        kept, where = powers[sent], positions[sent]
+        exponent, packed = reference.exponent_codes(kept, where, layout, deepest)
+        numbers = reference.exponent_values(exponent, packed, where, layout, values.dtype, deepest)
+        same(numbers, (kept, torch.tensor(True), torch.tensor(True)))
+        with ops.backend(name):
+            same((ops.nearest_powers(values.to(device), positions.to(device), layout, deepest),), (powers,))
+            same(ops.exponent_codes(kept.to(device), where.to(device), layout, deepest), (exponent, packed))
+            given = exponent.to(device), packed.to(device), where.to(device)
+            same(ops.exponent_values(*given, layout, values.dtype, deepest), numbers)
+        check_without_zeros(positions, powers, name, device)
+
+
+def check_without_zeros(positions: Tensor, powers: Tensor, name: str, device: str) -> None:
     with ops.backend(name):
-        same((ops.nearest_powers(values.to(device), positions.to(device), layout),), (powers,))
-        same(ops.without_zeros(positions.to(device), powers.to(device)), (where, kept))
-        same(ops.exponent_codes(kept.to(device), where.to(device), layout), (exponent, packed))
-        given = exponent.to(device), packed.to(device), where.to(device)
-        same(ops.exponent_values(*given, layout, values.dtype), numbers)
+        found = ops.without_zeros(positions.to(device), powers.to(device))
+    same(found, (positions[powers != 0], powers[powers != 0]))
 
 
 def some_of(layout: Layout, share: float) -> Tensor:
@@ -70,7 +76,11 @@ def test_whatever_a_message_holds_gets_the_same_verdict(name: str, device: str, 
     )
     if data.draw(st.booleans()):
         codes[:] = codes & 8 | data.draw(st.integers(0, 7)) | 128
-    expected = reference.exponent_values(exponent, codes, positions, layout, torch.float32)
-    with ops.backend(name):
-        found = ops.exponent_values(exponent.to(device), codes.to(device), positions.to(device), layout, torch.float32)
-    same(found, expected)
+    if data.draw(st.booleans()):
+        codes[:] = torch.where(codes % 3 == 0, codes, 0x77)  # most of them zeros, where 7 is zero
+    for deepest in (7, 6):
+        expected = reference.exponent_values(exponent, codes, positions, layout, torch.float32, deepest)
+        given = exponent.to(device), codes.to(device), positions.to(device)
+        with ops.backend(name):
+            found = ops.exponent_values(*given, layout, torch.float32, deepest)
+        same(found, expected)

@@ -56,7 +56,10 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: RandK(count=math.inf), "got inf"),
     (lambda: RandK(0.1, values="int3"), "unknown value format 'int3'"),
     (lambda: RandK(0.1, shared=True, values="int3"), "unknown value format 'int3'"),
-    (lambda: RandK(0.1, shared=True, values="exponent4"), "values=exponent4 cannot: use full, bfloat16 or float16"),
+    (
+        lambda: RandK(0.1, shared=True, values="exponent4"),
+        "values=exponent4 cannot: use full, bfloat16, float16 or power4",
+    ),
     (lambda: HardThreshold(0), "threshold tau must be a positive number, got 0"),
     (lambda: HardThreshold(-1.0), "got -1.0"),
     (lambda: HardThreshold(math.inf), "got inf"),

@@ -282,6 +282,19 @@ def test_a_message_whose_numbers_may_be_dropped_has_no_fixed_size() -> None:
     assert not any(payload.fixed for payload in made)
 
 
+def test_a_message_that_writes_zeros_has_a_fixed_size() -> None:
+    """What `power4` cannot tell from zero takes as many bits as any other number, and stays in the memory."""
+    layout, positions = Layout.of([("x", 0, (3,))]), torch.tensor([0, 1])
+    values = (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0**-20]))
+    made = [Sparse.rounded(positions, own, layout, value_format("power4")) for own in values]
+    assert [payload.values.tolist() for payload in made] == [[1.0, 2.0], [1.0, 0.0]]
+    assert all(payload.fixed for payload in made)
+    assert len({pack_payload(payload).numel() for payload in made}) == 1
+    memory = torch.zeros(3)
+    made[1].put_back_(memory, positions, values[1])
+    assert memory.tolist() == [0.0, 2.0**-20, 0.0]
+
+
 def test_a_level_beyond_those_announced_is_refused() -> None:
     """Levels up to 5 travel in three bits, in which 6 and 7 could be written."""
     layout = Layout.of([("x", 0, (8,))])

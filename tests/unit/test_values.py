@@ -149,25 +149,65 @@ def test_exponent4_example_of_the_paper() -> None:
     assert packed.tolist() == [5, 0, 0, 0, 7 | (8 + 2) << 4, 1 | (8 + 0) << 4, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["exponent4", "power4"])
 @pytest.mark.parametrize(("value", "rounded"), [(1.5, 2.0), (1.4999999, 1.0), (-1.5, -2.0), (8.0, 8.0), (15.9, 8.0)])
-def test_exponent4_goes_to_the_nearer_power_and_halfway_up(value: float, rounded: float) -> None:
+def test_powers_go_to_the_nearer_one_and_halfway_up(value: float, rounded: float, name: str) -> None:
     values = torch.tensor([value, 8.0])
-    assert value_format("exponent4").round(values, torch.zeros(2, dtype=torch.int64), pieces(1))[0] == rounded
+    assert value_format(name).round(values, torch.zeros(2, dtype=torch.int64), pieces(1))[0] == rounded
 
 
-@pytest.mark.parametrize(("depth", "kept"), [(7, True), (8, False)])
-def test_exponent4_drops_what_lies_more_than_seven_powers_below(depth: int, kept: bool) -> None:
-    rounded = value_format("exponent4").round(
-        torch.tensor([2.0**-depth, 1.0]), torch.zeros(2, dtype=torch.int64), pieces(1)
-    )
+@pytest.mark.parametrize(
+    ("name", "depth", "kept"),
+    [("exponent4", 7, True), ("exponent4", 8, False), ("power4", 6, True), ("power4", 7, False)],
+)
+def test_powers_lose_what_lies_more_than_seven_or_six_below(name: str, depth: int, kept: bool) -> None:
+    rounded = value_format(name).round(torch.tensor([2.0**-depth, 1.0]), torch.zeros(2, dtype=torch.int64), pieces(1))
     assert bool(rounded[0] != 0) == kept
 
 
+def test_power4_writes_zero_for_what_lies_more_than_six_powers_below() -> None:
+    """The paper's example, d = 10, 7, 2, 1, 0: the first two are zero and have a code, and so has what is zero."""
+    values = torch.tensor([0.04, -0.31, -6.25, 22.25, -35.75, 0.0, 0.5])
+    rounded, arrived, packed = sent(value_format("power4"), values, torch.zeros(7, dtype=torch.int64), 1)
+    assert rounded.tolist() == [0.0, 0.0, -8.0, 16.0, -32.0, 0.0, 0.5]
+    assert not rounded[1].signbit()
+    assert torch.equal(arrived, rounded)
+    assert packed.tolist() == [5, 0, 0, 0, 7 | 7 << 4, (8 + 2) | 1 << 4, (8 + 0) | 7 << 4, 6]
+
+
+def test_power4_of_zeros_alone_declares_their_piece_empty() -> None:
+    values, groups = torch.tensor([0.0, -0.0, 3.0]), torch.tensor([0, 0, 2])
+    _, arrived, packed = sent(value_format("power4"), values, groups, 3)
+    assert packed[:6].view(torch.int16).tolist() == [NO_VALUE, NO_VALUE, 1]
+    assert packed[8:].tolist() == [0x77, 0, 0, 0]
+    assert arrived.tolist() == [0.0, 0.0, 4.0 / 2]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "codes", "problem"),
+    [
+        (0, [15, 0], "exponents in a message"),
+        (NO_VALUE, [7, 15], "exponents in a message"),
+        (0, [7, 7], "exponents in a message"),
+        (0, [7, 1], "exponents in a message"),
+        (-149, [0, 1], "exponents in a message"),
+        (NO_VALUE, [7, 8], "declares empty"),
+    ],
+)
+def test_power4_refuses_what_no_sender_writes(exponent: int, codes: list[int], problem: str) -> None:
+    """A zero with a sign, an exponent that is no number's, a number too small, and one in a piece without any."""
+    packed = pack_codes(torch.tensor(codes), 4)
+    message = join([raw(torch.tensor([exponent], dtype=torch.int16)), raw(packed)], torch.device("cpu"))
+    with pytest.raises(WireError, match=problem):
+        value_format("power4").unpack(Reader(message), torch.tensor([0, 0]), pieces(1), torch.float32)
+
+
 @each_dtype
+@pytest.mark.parametrize("name", ["exponent4", "power4"])
 @pytest.mark.parametrize("value", [2.0**-149, 1.5 * 2.0**-149 * 2, 2.0**-127, 3e38])
-def test_exponent4_of_a_single_value_of_any_size(value: float, dtype: torch.dtype) -> None:
+def test_powers_of_a_single_value_of_any_size(value: float, name: str, dtype: torch.dtype) -> None:
     values = torch.tensor([value], dtype=dtype)
-    rounded, arrived, _ = sent(value_format("exponent4"), values, torch.tensor([0]), 1)
+    rounded, arrived, _ = sent(value_format(name), values, torch.tensor([0]), 1)
     assert torch.equal(rounded, arrived)
     assert 0.5 <= float(rounded[0]) / float(values[0]) <= 4 / 3
 
@@ -245,6 +285,7 @@ def test_bins2_refuses_magnitudes_that_no_sender_writes(low: float, high: float,
         ("float16", 8, 3, 6 + 2 + 16),
         ("exponent4", 7, 2, 4 + 4),
         ("exponent4", 9, 1, 2 + 2 + 5 + 3),
+        ("power4", 9, 1, 2 + 2 + 5 + 3),
         ("bins2", 17, 2, 16 + 5 + 3),
         ("qsgd4", 7, 2, 8 + 4),
         ("qsgd2", 17, 2, 8 + 5 + 3),
@@ -332,7 +373,7 @@ def test_contraction_left_after_rounding_is_kept(written: ValueFormat) -> None:
         assert left <= 1 - written.keeps(1.0, 50)
 
 
-@pytest.mark.parametrize("name", ["float16", "exponent4"])
+@pytest.mark.parametrize("name", ["float16", "exponent4", "power4"])
 @pytest.mark.parametrize(
     ("forged", "piece", "dtype"),
     [

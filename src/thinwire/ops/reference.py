@@ -373,16 +373,16 @@ def add_powers_(out: Tensor, codes: Tensor, negative: Tensor, alpha: float) -> T
     return out.add_(torch.where(unpack_bits(negative, out.numel()), -step, step))
 
 
-def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout, deepest: int = 7) -> Tensor:
     """Each value as the nearer power of two (1.5 * 2^e goes up), at most 2^E, E = floor(log2 max|v|) of its piece.
 
-    Zero where that lies below 2^(E - 7). Positions ascend, and values are finite.
+    Zero where that lies below 2^(E - deepest). Positions ascend, and values are finite.
     """
     groups = piece_of(positions, layout)
     top = exponents(values, groups, len(layout.pieces))[groups].to(torch.int64)
     mantissa, exponent = torch.frexp(values.abs())  # mantissa in [0.5, 1)
     nearest = (exponent.to(torch.int64) - 1 + (mantissa >= 0.75)).minimum(top)
-    sent = (values != 0) & (top - nearest <= 7)
+    sent = (values != 0) & (top - nearest <= deepest)
     return torch.where(sent, power(nearest, values.dtype) * values.sign(), torch.zeros_like(values))
 
 
@@ -392,30 +392,34 @@ def without_zeros(positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return positions[kept], values[kept]
 
 
-def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Each piece's E, and the codes of +-2^(E - d), 4 bits each: d in 0..7, and above it a bit for the sign.
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout, deepest: int = 7) -> tuple[Tensor, Tensor]:
+    """Each piece's E, and the codes of +-2^(E - d), 4 bits each: d in 0..deepest, and above it a bit for the sign.
 
-    The powers are those of `nearest_powers` that are not zero. A piece without any has E = NO_VALUE.
+    The powers are those of `nearest_powers`; with `deepest` 6 the code 7 is zero, with 7 none of them may be zero. A
+    piece without any that is not has E = NO_VALUE.
     """
     groups = piece_of(positions, layout)
     exponent = exponents(powers, groups, len(layout.pieces))
     depth = exponent[groups].to(torch.int64) - (torch.frexp(powers).exponent.to(torch.int64) - 1)
+    depth = torch.where(powers != 0, depth, deepest + 1)
     return exponent, pack_codes(depth | ((powers < 0).to(torch.int64) << 3), 4)
 
 
 def exponent_values(
-    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype, deepest: int = 7
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of `exponent_codes`, whether no piece without E holds any, and whether each E is that of its piece.
 
-    The latter two as tensors without dimensions. A number that the type does not hold makes the last one false.
+    Zeros are not looked at. The latter two are tensors without dimensions. A number that the type does not hold makes
+    the last one false, and so does a zero with a sign.
     """
     groups = piece_of(positions, layout)
     codes, top = unpack_codes(packed, 4, positions.numel()), exponent[groups].to(torch.int64)
-    magnitude = power(top - (codes & 7), dtype)
-    fits = ((magnitude > 0) & magnitude.isfinite()).all()
+    zero = (codes & 7) > deepest
+    magnitude = torch.where(zero, 0, power(top - (codes & 7), dtype))
+    fits = torch.where(zero, codes < 8, (magnitude > 0) & magnitude.isfinite()).all()
     right = fits & (exponents(magnitude, groups, len(layout.pieces)) == exponent).all()
-    return torch.where(codes >= 8, -magnitude, magnitude), (top != NO_VALUE).all(), right
+    return torch.where(codes >= 8, -magnitude, magnitude), (zero | (top != NO_VALUE)).all(), right
 
 
 def pack_bits(bits: Tensor) -> Tensor:

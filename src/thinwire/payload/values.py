@@ -144,20 +144,19 @@ class Float16(ValueFormat):
         return share * (1 - 2.0**-16)
 
 
-class Exponent4(ValueFormat):
-    """One sign bit and three exponent bits: +-2^(E - d), d in 0..7, E = floor(log2 max|v|) of the piece (VGC, section
-    4.2).
+class _Powers(ValueFormat):
+    """One sign bit and three exponent bits: +-2^(E - d), E = floor(log2 max|v|) of the piece, d at most `deepest`.
 
-    |v| goes to the nearer power of two (1.5 * 2^e goes up), at most 2^E; what would need d > 7 is not sent.
+    |v| goes to the nearer power of two (1.5 * 2^e goes up), at most 2^E; what would need a larger d goes to zero.
     """
 
-    name, tag, drops = "exponent4", 4, True
+    deepest: ClassVar[int]
 
     def round(self, values: Tensor, positions: Tensor, layout: Layout, key: Key | None = None) -> Tensor:
-        return nearest_powers(values, positions, layout)
+        return nearest_powers(values, positions, layout, self.deepest)
 
     def pack(self, rounded: Tensor, positions: Tensor, layout: Layout) -> list[Chunk]:
-        exponent, codes = exponent_codes(rounded, positions, layout)
+        exponent, codes = exponent_codes(rounded, positions, layout, self.deepest)
         return [raw(exponent), codes]
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
@@ -168,13 +167,28 @@ class Exponent4(ValueFormat):
         self, reader: Reader, exponent: Tensor, codes: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
         """The numbers of each piece's E and of packed codes; the reader refuses what no sender writes."""
-        values, declared, right = exponent_values(exponent, codes, positions, layout, dtype)
+        values, declared, right = exponent_values(exponent, codes, positions, layout, dtype, self.deepest)
         reader.require(declared, "message sends values in a piece that it declares empty")
         reader.require(right, _EXPONENTS)
         return values
 
     def keeps(self, share: float, numel: int) -> float:
         return 0.75 / numel  # only the largest value is sure to be sent, and it may shrink by half
+
+
+class Exponent4(_Powers):
+    """+-2^(E - d), d in 0..7 (VGC, section 4.2); what would need d > 7 is not sent."""
+
+    name, tag, drops, deepest = "exponent4", 4, True, 7
+
+
+class Power4(_Powers):
+    """+-2^(E - d), d in 0..6, or zero, which is written as d = 7 without a sign; what would need d > 6 is sent as zero.
+
+    Every chosen value has a code: a message's size does not depend on its numbers, and no rank waits to hear of it.
+    """
+
+    name, tag, deepest = "power4", 9, 6
 
 
 class Bins2(ValueFormat):
@@ -347,7 +361,7 @@ class SignOnly(ValueFormat):
 
 EXPONENT4, SIGN_ONLY = Exponent4(), SignOnly()
 _ALL: tuple[ValueFormat, ...] = (
-    *(Full(), Float32(), BFloat16(), Float16(), EXPONENT4, SIGN_ONLY, Bins2()),
+    *(Full(), Float32(), BFloat16(), Float16(), EXPONENT4, Power4(), SIGN_ONLY, Bins2()),
     *(Drawn4(), Drawn2()),
 )
 FORMATS: dict[str, ValueFormat] = {f.name: f for f in _ALL if f is not SIGN_ONLY and not f.unbiased}

@@ -24,8 +24,10 @@ from thinwire.ops.cpu.threads import bounds, in_parallel
 
 BIAS, FRACTION = 1023, 52
 """Of a float64."""
-WIDTH, DEEPEST, SIGN = 4, 7, 8
-"""Bits of a code, its largest difference of exponents, and the bit of its sign."""
+WIDTH, DEPTH, SIGN = 4, 7, 8
+"""Bits of a code, those of them that hold a difference of exponents, and the bit of its sign."""
+BEYOND = 1 << 10
+"""A difference of exponents that no two numbers have: that of a zero with a sign, which nobody writes."""
 
 
 def _runs(positions: Tensor, layout: Layout) -> Any:
@@ -55,66 +57,70 @@ def _tops(values: Any, runs: Any) -> Tensor:
 
 
 @compiled
-def _round_part(x: Any, top: Any, wide: Any, out: Any) -> None:  # pragma: no cover
+def _round_part(x: Any, top: Any, deepest: int, wide: Any, out: Any) -> None:  # pragma: no cover
     """The nearer power of two of each number of a run, or zero."""
     bits = wide.view(np.int64)
     for j in range(x.size):
         wide[j] = abs(x[j])
     for j in range(x.size):
         nearest = min((bits[j] >> FRACTION) + (bits[j] >> (FRACTION - 1) & 1) - BIAS, top)
-        bits[j] = (nearest + BIAS) << FRACTION if bits[j] != 0 and top - nearest <= DEEPEST else 0
+        bits[j] = (nearest + BIAS) << FRACTION if bits[j] != 0 and top - nearest <= deepest else 0
     for j in range(x.size):
         out[j] = wide[j] if x[j] > 0 else 0 - wide[j]
 
 
 @compiled
-def _round(x: Any, runs: Any, tops: Any, out: Any, begin: int, end: int) -> None:  # pragma: no cover
+def _round(x: Any, runs: Any, tops: Any, deepest: int, out: Any, begin: int, end: int) -> None:  # pragma: no cover
     wide = np.empty(GROUP, np.float64)
     for p in range(tops.size):
         low, high = max(runs[p], begin), min(runs[p + 1], end)
         for s in range(low, high, GROUP):
             stop = min(s + GROUP, high)
-            _round_part(x[s:stop], np.int64(tops[p]), wide, out[s:stop])
+            _round_part(x[s:stop], np.int64(tops[p]), deepest, wide, out[s:stop])
 
 
 @compiled
-def _code_part(x: Any, top: Any, wide: Any, codes: Any) -> None:  # pragma: no cover
+def _code_part(x: Any, top: Any, zero: int, wide: Any, codes: Any) -> None:  # pragma: no cover
     bits = wide.view(np.int64)
     for j in range(x.size):
         wide[j] = x[j]
     for j in range(x.size):
-        depth = top + BIAS - (bits[j] >> FRACTION & 0x7FF)
+        depth = top + BIAS - (bits[j] >> FRACTION & 0x7FF) if wide[j] != 0 else zero
         codes[j] = np.uint8(depth | (bits[j] >> 60 & SIGN))
 
 
 @compiled
-def _code(x: Any, runs: Any, tops: Any, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
+def _code(x: Any, runs: Any, tops: Any, zero: int, packed: Any, begin: int, end: int) -> None:  # pragma: no cover
     wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
     for start in range(begin, end, GROUP):
         stop, place = min(start + GROUP, end), start
         while place < stop:
             p = np.searchsorted(runs, place, side="right") - 1
             until = min(runs[p + 1], stop)
-            _code_part(x[place:until], np.int64(tops[p]), wide, codes[place - start : until - start])
+            _code_part(x[place:until], np.int64(tops[p]), zero, wide, codes[place - start : until - start])
             place = until
         join(codes, stop - start, WIDTH, packed, start // 2)
 
 
 @compiled
-def _value_part(codes: Any, top: Any, wide: Any, out: Any, depths: Any) -> None:  # pragma: no cover
-    """The numbers of a run's codes; `depths` has the least and the greatest so far."""
+def _value_part(codes: Any, top: Any, deepest: int, wide: Any, out: Any, depths: Any) -> None:  # pragma: no cover
+    """The numbers of a run's codes; `depths` has the least and the greatest so far, zeros counting as 7 and as 0."""
     bits, least, most = wide.view(np.int64), depths[0], depths[1]
     for j in range(out.size):
-        depth: Any = np.int64(codes[j]) & DEEPEST
-        least, most = min(least, depth), max(most, depth)
-        bits[j] = (min(max(top - depth, 1 - BIAS), BIAS) + BIAS) << FRACTION
+        depth: Any = np.int64(codes[j]) & DEPTH
+        far: Any = depth if depth <= deepest else np.int64(codes[j] >> 3) * BEYOND
+        least, most = min(least, depth), max(most, far)
+        size: Any = (min(max(top - depth, 1 - BIAS), BIAS) + BIAS) << FRACTION
+        bits[j] = size if depth <= deepest else 0
     for j in range(out.size):
         out[j] = -wide[j] if codes[j] & SIGN else wide[j]
     depths[0], depths[1] = least, most
 
 
 @compiled
-def _value(packed: Any, runs: Any, tops: Any, out: Any, depths: Any, begin: int, end: int) -> None:  # pragma: no cover
+def _value(
+    packed: Any, runs: Any, tops: Any, deepest: int, out: Any, depths: Any, begin: int, end: int
+) -> None:  # pragma: no cover
     wide, codes = np.empty(GROUP, np.float64), np.empty(GROUP, np.uint8)
     for start in range(begin, end, GROUP):
         stop, place = min(start + GROUP, end), start
@@ -123,45 +129,49 @@ def _value(packed: Any, runs: Any, tops: Any, out: Any, depths: Any, begin: int,
             p = np.searchsorted(runs, place, side="right") - 1
             until = min(runs[p + 1], stop)
             part = codes[place - start : until - start]
-            _value_part(part, np.int64(tops[p]), wide, out[place:until], depths[p])
+            _value_part(part, np.int64(tops[p]), deepest, wide, out[place:until], depths[p])
             place = until
 
 
-def nearest_powers(values: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+def nearest_powers(values: Tensor, positions: Tensor, layout: Layout, deepest: int = 7) -> Tensor:
     """See `reference.nearest_powers`."""
     if values.dtype != torch.float32:
-        return reference.nearest_powers(values, positions, layout)
+        return reference.nearest_powers(values, positions, layout, deepest)
     source, runs, out = values.contiguous().numpy(), _runs(positions, layout), torch.empty(values.numel())
     tops, target = _tops(source, runs).numpy(), out.numpy()
-    in_parallel(lambda _, begin, end: _round(source, runs, tops, target, begin, end), source.size)
+    in_parallel(lambda _, begin, end: _round(source, runs, tops, deepest, target, begin, end), source.size)
     return out
 
 
-def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def exponent_codes(powers: Tensor, positions: Tensor, layout: Layout, deepest: int = 7) -> tuple[Tensor, Tensor]:
     """See `reference.exponent_codes`."""
     if powers.dtype != torch.float32:
-        return reference.exponent_codes(powers, positions, layout)
+        return reference.exponent_codes(powers, positions, layout, deepest)
     source, runs = powers.contiguous().numpy(), _runs(positions, layout)
     tops, packed = _tops(source, runs), torch.empty((source.size + 1) // 2, dtype=torch.uint8)
     top, target = tops.numpy(), packed.numpy()
-    in_parallel(lambda _, begin, end: _code(source, runs, top, target, begin, end), source.size)
+    in_parallel(lambda _, begin, end: _code(source, runs, top, deepest + 1, target, begin, end), source.size)
     return tops, packed
 
 
 def exponent_values(
-    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype, deepest: int = 7
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.exponent_values`."""
     if dtype != torch.float32:
-        return reference.exponent_values(exponent, packed, positions, layout, dtype)
+        return reference.exponent_values(exponent, packed, positions, layout, dtype, deepest)
     source, runs, tops = packed.contiguous().numpy(), _runs(positions, layout), exponent.contiguous().numpy()
     out = torch.empty(positions.numel())
     target, shares = out.numpy(), len(bounds(positions.numel())) - 1
-    depths = np.tile(np.array([DEEPEST, 0]), (shares, tops.size, 1))
-    in_parallel(lambda share, begin, end: _value(source, runs, tops, target, depths[share], begin, end), target.size)
-    least, most, some, empty = depths[..., 0].min(0), depths[..., 1].max(0), np.diff(runs) > 0, tops == NO_VALUE
-    fit = (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
-    declared, right = ~(some & empty).any(), np.where(some, fit, empty).all()
+    depths = np.tile(np.array([DEPTH + 1, 0]), (shares, tops.size, 1))
+
+    def decode(share: int, begin: int, end: int) -> None:
+        _value(source, runs, tops, deepest, target, depths[share], begin, end)
+
+    in_parallel(decode, target.size)
+    least, most, empty = depths[..., 0].min(0), depths[..., 1].max(0), tops == NO_VALUE
+    some, fit = least <= deepest, (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
+    declared, right = ~(some & empty).any(), np.where(some, fit, empty & (most == 0)).all()
     return out, torch.tensor(bool(declared)), torch.tensor(bool(right))
 
 
