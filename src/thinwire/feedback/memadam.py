@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, final
@@ -124,7 +124,9 @@ class MemAdam(Feedback):
 
     def _second_moments(self, layout: Layout, state: State) -> Tensor:
         """v / (1 - b2^t), in the 16 bits in which it travels."""
-        return (state["squares"] / _repeated(1 - self.beta2 ** state["steps"], lengths_of(layout))).bfloat16()
+        squares, lengths = state["squares"], lengths_of(layout, state["squares"].device)
+        corrections = (1 - self.beta2 ** state["steps"]).repeat_interleave(lengths, output_size=squares.numel())
+        return (squares / corrections).bfloat16()
 
     def _update(self, layout: Layout, state: State, workers: int) -> Tensor:
         """u for each parameter; nothing where D is not known yet."""
@@ -132,8 +134,12 @@ class MemAdam(Feedback):
         u = preconditioned(state["momentum"], state["shared"], corrections, layout, workers, self.eps)
         if self.clip is None:
             return u
-        roots = block_norms(u, layout, WHOLE, order=2) / _roots_of_lengths(layout, u)
+        roots = block_norms(u, layout, WHOLE, order=2) / roots_of_lengths(layout, u.dtype, u.device)
         return scale_pieces_(u, (self.clip * math.sqrt(workers) / roots).clamp_(max=1.0), layout)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        chosen = self.compressor.pattern(key)
+        return None if chosen is None or self.memory != "full" else (chosen, self._is_due(key))
 
     @property
     def second_hop(self) -> SecondHop:
@@ -178,23 +184,14 @@ class SharedMoments(SecondHop):
         return True
 
 
-def lengths_of(layout: Layout) -> tuple[int, ...]:
-    """How many factors each piece has."""
-    return tuple(piece.factors for piece in layout.pieces)
+@lru_cache(maxsize=256)
+def lengths_of(layout: Layout, device: torch.device) -> Tensor:
+    """How many factors each piece has; kept, because bringing it to a GPU makes the host wait. Not to be written to."""
+    return torch.tensor([piece.factors for piece in layout.pieces], dtype=torch.int64, device=device)
 
 
 @lru_cache(maxsize=256)
-def _on_device(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept: copying to a GPU makes the host wait. By their type too, for (1,) and (1.0,) are one key."""
-    return torch.tensor(numbers, dtype=dtype, device=device)
-
-
-def _repeated(values: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Each value as often as its length says."""
-    return values.repeat_interleave(_on_device(lengths, torch.int64, values.device), output_size=sum(lengths))
-
-
-def _roots_of_lengths(layout: Layout, like: Tensor) -> Tensor:
-    """sqrt(numel) of each piece that holds anything."""
-    roots = tuple(math.sqrt(piece.numel) for piece in layout.pieces if piece.numel)
-    return _on_device(roots, torch.float64, like.device).to(like.dtype)
+def roots_of_lengths(layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """sqrt(numel) of each piece that holds anything; kept like `lengths_of`. Not to be written to."""
+    roots = [math.sqrt(piece.numel) for piece in layout.pieces if piece.numel]
+    return torch.tensor(roots, dtype=torch.float64).to(device, dtype)

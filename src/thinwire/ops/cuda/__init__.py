@@ -2,5 +2,15 @@
 
 from __future__ import annotations
 
-FILES = ("correlate", "exponents", "quantise", "select_random", "select_above", "select_largest", "variance", "wire")
+FILES = (
+    "correlate",
+    "exponents",
+    "precondition",
+    "quantise",
+    "select_random",
+    "select_above",
+    "select_largest",
+    "variance",
+    "wire",
+)
 """Where the kernels are; each serves the operation whose name it has."""

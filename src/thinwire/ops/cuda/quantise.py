@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.layout import Layout
 from thinwire.ops import reference
 from thinwire.ops.blocks import level_factors
+from thinwire.ops.cuda.launch import aligned, launcher
 
 TILE = 1024
 CHUNK = 4096
@@ -136,9 +137,11 @@ def block_norms(x: Tensor, layout: Layout, block: int, order: int) -> Tensor:
     sums = torch.empty(chunks.starts.numel(), dtype=torch.float64, device=x.device)
     norms = torch.empty(chunks.firsts.numel() - 1, dtype=x.dtype, device=x.device)
     if x.numel():
-        size = min(CHUNK, triton.next_power_of_2(min(block, x.numel())))
-        _sum_chunks[(sums.numel(),)](x.contiguous(), chunks.starts, chunks.lengths, sums, order, size)
-        _add_chunks[(norms.numel(),)](sums, chunks.firsts, norms, order, 1 if block <= CHUNK else 1024)
+        x, size = x.contiguous(), min(CHUNK, triton.next_power_of_2(min(block, x.numel())))
+        launch = launcher("norms", layout, block, order, x.dtype, x.device, aligned(x))
+        launch("sum", _sum_chunks, (sums.numel(),), x, chunks.starts, chunks.lengths, sums, order, size)
+        grid, at_once = (norms.numel(),), 1 if block <= CHUNK else 1024
+        launch("add", _add_chunks, grid, sums, chunks.firsts, norms, order, at_once)
     return norms
 
 
