@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ from thinwire.feedback.auto import dense_form
 from thinwire.feedback.family.participation import takes_part
 from thinwire.hub import Answer, Answers, Hub, Shares, Subject
 from thinwire.layout import Layout
-from thinwire.ops import Key, first_nonfinite
+from thinwire.ops import Key, block_norms, first_nonfinite
+from thinwire.ops.blocks import WHOLE
 from thinwire.owners import Owners
 from thinwire.payload import Empty, Payload
 from thinwire.payload.base import Count, both_counts
-from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, write
+from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, rows_of, write
 from thinwire.payload.sums import Summand, read_total
+from thinwire.replay import Now, Replays, Told, Work, is_on
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
 from thinwire.whole import Whole
@@ -78,6 +81,8 @@ class Outgoing:
     parts: tuple[Part, ...]
     scale: float
     norms: Mapping[str, Norms]
+    alike: Hashable | None = None
+    """What this step has in common with others of the same work, if that is known."""
     summand: Summand | None = None
     """What may be added up on its way in place of the letter."""
     shares: Shares | None = None
@@ -87,6 +92,15 @@ class Outgoing:
     def message(self) -> Tensor:
         """The bytes that travel."""
         return self.letter.message
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is known of a letter without looking at the device that it lies on."""
+
+    fields: tuple[bytes, ...]
+    fixed: bool
+    elements: Count
 
 
 class Channel:
@@ -135,6 +149,7 @@ class Channel:
         self._underway = Underway(self.worker, self.server, self.clock)
         self._groups: dict[Layout, tuple[Part, ...]] = {}
         self._groups_of = self.started
+        self._replays: Replays[Any] = Replays()
         self._name, self._method = str(rule), zlib.crc32(str(rule).encode())
 
     def is_owned(self, name: str, slot: Slot) -> bool:
@@ -199,6 +214,7 @@ class Channel:
         for each in set(self.rules.values()):
             each.admit_workers(len(came_from))
         self.rank, self.size = rank, len(came_from)
+        self._replays.clear()
         self.worker.workers = self.size
         self.server.regroup_(came_from)
 
@@ -213,40 +229,98 @@ class Channel:
 
         What is given may hold NaN or infinity: then the letter's flag says so, and no rank takes the step.
         """
-        flag, given = _flagged(layout, given)
-        parts = self._parts(layout, given.used)
-        payloads: list[Payload] = []
-        norms: dict[str, Norms] = {}
-        for part in parts:
-            signal = self._signal(part, layout, given)
-            payloads.append(self._payload(part, signal, self._held(part, given.step_sizes)))
-            if given.measure:
-                norms |= self._measure(part, signal)
+        parts, sizes = self._parts(layout, given.used), given.step_sizes
         expected = self._expected(layout, parts, given.mark)
-        shares = self._shares(parts, payloads, expected, flag, given)
+        now = Now(self._key(), tuple(self._rescale(part, sizes) for part in parts), expected.digest)
+        mute = [self._held(part, sizes) for part in parts]
+        for part in parts:
+            self._underway.begin_sending(part)
+        alike = None if any(mute) or self.hub is not None else self._pattern(layout, parts, given)
+        if alike is not None:
+            return self._written_again(alike, layout, parts, given, expected, now)
+        flag, payloads = self._said(layout, parts, given, now, mute)
+        shares = self._shares(parts, payloads, expected, flag, given, now)
         return Outgoing(
             letter=write(payloads, expected.digest, flag, self.rank) if shares is None else shares.letters[self.rank],
             expected=expected,
-            fixed=all(payload.fixed and not p.rule.varies for p, payload in zip(parts, payloads, strict=True)),
+            fixed=_are_fixed(parts, payloads),
             elements=_elements(payloads),
             layout=layout,
             parts=parts,
             scale=given.scale,
-            norms=norms,
+            norms=self._norms(layout, parts, given),
             summand=None if shares is not None else _summand(parts, payloads, flag),
             shares=shares,
         )
 
+    def _said(
+        self, layout: Layout, parts: Sequence[Part], given: Given, now: Now, mute: Sequence[Collection[str]]
+    ) -> tuple[Tensor, list[Payload]]:
+        """What the rules of all parts say, behind the flag."""
+        flag, given = _flagged(layout, given)
+        signals = [self._signal(part, layout, given, ratios) for part, ratios in zip(parts, now.ratios, strict=True)]
+        every = zip(parts, signals, mute, strict=True)
+        return flag, [self._payload(part, signal, held, now.key) for part, signal, held in every]
+
+    def _pattern(self, layout: Layout, parts: Sequence[Part], given: Given) -> Hashable | None:
+        """What a step has in common with those in which the GPU does the same with other numbers; None if nothing."""
+        if not given.gradients.is_cuda or given.moment is not None or given.previous is not None or not is_on():
+            return None
+        patterns = tuple(part.rule.pattern(self._key()) for part in parts)
+        steady = all(
+            pattern is not None and not part.rule.varies for pattern, part in zip(patterns, parts, strict=True)
+        )
+        if not steady or any(part.rule.participation < 1 for part in parts):
+            return None
+        return layout, parts, patterns, given.scale, given.gradients.dtype
+
+    def _written_again(
+        self,
+        alike: Hashable,
+        layout: Layout,
+        parts: tuple[Part, ...],
+        given: Given,
+        expected: Expected,
+        now: Now,
+    ) -> Outgoing:
+        """A letter as in steps before, from work that is recorded when it has come often enough."""
+
+        def work(read: Sequence[Tensor], written: Sequence[Tensor], now: Now) -> tuple[list[Tensor], Template]:
+            own = replace(given, gradients=read[0])
+            flag, payloads = self._said(layout, parts, own, now, [()] * len(parts))
+            assert now.digest is not None
+            letter, fixed = write(payloads, now.digest, flag, self.rank), _are_fixed(parts, payloads)
+            return [letter.message], Template(letter.fields, fixed, _elements(payloads))
+
+        stepped = tuple(ratios is None for ratios in now.ratios)
+        (message,), template = self._replays.do(("send", alike, stepped), [given.gradients], [], now, work)
+        return Outgoing(
+            letter=Letter(message, template.fields).about(expected.digest),
+            expected=expected,
+            fixed=template.fixed,
+            elements=template.elements,
+            layout=layout,
+            parts=parts,
+            scale=given.scale,
+            norms=self._norms(layout, parts, given),
+            alike=alike,
+        )
+
     def _shares(
-        self, parts: Sequence[Part], payloads: Sequence[Payload], expected: Expected, flag: Tensor, given: Given
+        self,
+        parts: Sequence[Part],
+        payloads: Sequence[Payload],
+        expected: Expected,
+        flag: Tensor,
+        given: Given,
+        now: Now,
     ) -> Shares | None:
         """What goes to each owner, where the server's work is shared out."""
         if self.hub is None:
             return None
-        sizes = given.step_sizes
         asked = [
-            Subject(part, self.hub.owners.cut(part.layout), self._rescale(part, sizes), self._held(part, sizes))
-            for part in parts
+            Subject(part, self.hub.owners.cut(part.layout), ratios, self._held(part, given.step_sizes))
+            for part, ratios in zip(parts, now.ratios, strict=True)
         ]
         return self.hub.shares(asked, payloads, expected, flag)
 
@@ -270,14 +344,14 @@ class Channel:
                 groups.setdefault((self.rules[piece.name], piece.name not in self.started), []).append(place)
         return tuple(part_of(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
 
-    def _signal(self, part: Part, layout: Layout, given: Given) -> Signal:
+    def _signal(self, part: Part, layout: Layout, given: Given, ratios: Sequence[float] | None) -> Signal:
         """What the rule of a part is told."""
         dtype, needs = self._dtype(part), part.rule.needs
         moment = given.moment if Need.MOMENTS in needs else None
         previous = given.previous if Need.PREVIOUS in needs else None
         return Signal(
             value=part.take(given.gradients, layout, dtype, given.scale),
-            rescale=self._rescale(part, given.step_sizes),
+            rescale=ratios,
             first=part.first,
             moment=None if moment is None else part.take(moment, layout, dtype, 1.0),
             previous=None if previous is None else part.take(previous, layout, dtype, given.scale),
@@ -287,7 +361,8 @@ class Channel:
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Previous step size / this one, for each piece, where the rule needs it.
 
-        Remembers this one for the next step, and for whoever asks what a rule still owes.
+        None too where no step size has moved. Remembers this one for the next step, and for whoever asks what a rule
+        still owes.
         """
         needed = Need.STEP_SIZE in part.rule.needs
         if step_sizes is None or not (needed or part.rule.owes):
@@ -296,7 +371,8 @@ class Channel:
         self._underway.step_sizes.update({name: size for name, size in now.items() if 0 < size < math.inf})
         if not needed:
             return None
-        return tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
+        ratios = tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
+        return None if all(ratio == 1.0 for ratio in ratios) else ratios
 
     def _held(self, part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
         """Parameters about which nothing can be said in units of updates, for their step size is zero."""
@@ -304,41 +380,47 @@ class Channel:
             return set()
         return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
 
-    def _payload(self, part: Part, signal: Signal, held: Collection[str]) -> Payload:
+    def _payload(self, part: Part, signal: Signal, held: Collection[str], key: Key) -> Payload:
         """What the rule says; about parameters that are held, nothing."""
-        self._underway.begin_sending(part)
-        if not part.first and not takes_part(part.rule, self._key()):
+        if not part.first and not takes_part(part.rule, key):
             return Empty()
         if not held:
-            return self._sent(part, signal)
+            return self._sent(part, signal, key)
         self._underway.held.update(held)
         nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
         self.worker.clear_pieces(part.layout, held)
-        payload = self._sent(part, nothing)
+        payload = self._sent(part, nothing, key)
         self.worker.restore_pieces(part.layout, held)
         return payload
 
-    def _sent(self, part: Part, signal: Signal) -> Payload:
+    def _sent(self, part: Part, signal: Signal, key: Key) -> Payload:
         """The rule's message, and its state as it is kept until the next one."""
         state = self.worker.bind(part.layout)
         if part.rule.reads_common:
             state = state | self.server.bind(part.layout)
-        payload = part.rule.send(signal, part.layout, state, self._key())
-        self.worker.put(part.layout, state, self._key())
+        payload = part.rule.send(signal, part.layout, state, key)
+        self.worker.put(part.layout, state, key)
         return payload
+
+    def _norms(self, layout: Layout, parts: Sequence[Part], given: Given) -> Mapping[str, Norms]:
+        """What the ledger wants to know of what was given and not sent, if it does."""
+        if not given.measure:
+            return {}
+        _, given = _flagged(layout, given)
+        measured = [self._measure(part, self._signal(part, layout, given, None)) for part in parts]
+        return {name: norms for each in measured for name, norms in each.items()}
 
     def _measure(self, part: Part, signal: Signal) -> dict[str, Norms]:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
         needed = Need.STEP_SIZE in part.rule.needs
         sizes = {**self.step_sizes, **self._underway.step_sizes} if needed else {}  # in whose units the memories are
-        return {
-            piece.name: Norms(
-                view.square().sum(),
-                None if residual is None else residual[piece.part].square().sum(),
-                sizes.get(piece.name),
-            )
-            for piece, view in part.layout.views(signal.value)
-        }
+        names = [piece.name for piece in part.layout.pieces]
+        given = _squared_norms(signal.value, part.layout)
+        kept: Sequence[Tensor | None] = (
+            [None] * len(names) if residual is None else _squared_norms(residual, part.layout)
+        )
+        every = zip(names, given, kept, strict=True)
+        return {name: Norms(gradient, unsaid, sizes.get(name)) for name, gradient, unsaid in every}
 
     def _expected(self, layout: Layout, parts: Sequence[Part], mark: int) -> Expected:
         """What every rank's letter about this bucket must have in common with this rank's."""
@@ -368,9 +450,11 @@ class Channel:
         flag, clean = _flagged(layout, given)
         parts, sizes = self._parts(layout, clean.used), clean.step_sizes
         mute = [self._held(part, sizes) for part in parts]
-        payloads = [
-            self._payload(part, self._signal(part, layout, clean), held) for part, held in zip(parts, mute, strict=True)
-        ]
+        payloads: list[Payload] = []
+        for part, held in zip(parts, mute, strict=True):
+            signal = self._signal(part, layout, clean, self._rescale(part, sizes))
+            self._underway.begin_sending(part)
+            payloads.append(self._payload(part, signal, held, self._key()))
         spoilt = self._underway.overflow(parts) if int(flag) == FINITE else layout.pieces[int(flag)].name
         return Whole.of(payloads, layout, parts, given.scale, frozenset[str]().union(*mute), spoilt)
 
@@ -388,7 +472,8 @@ class Channel:
     ) -> Tensor:
         overflow = FINITE
         if all(flag == FINITE for flag in flags):
-            self._receive_parts(sent, payloads, out)
+            self._begin_receiving(sent)
+            self._receive_parts(sent, payloads, out, self._key())
             overflow = int(first_nonfinite(out, sent.layout))
         refused = self._underway.refuse(sent.layout, flags, overflow)
         return out.fill_(math.nan) if refused else out
@@ -403,37 +488,65 @@ class Channel:
 
     def receive_means(self, sent: Whole, numbers: Tensor, beside: Tensor | None, out: Tensor) -> Tensor:
         """As `receive`, of what all ranks say on average."""
-        self._receive_parts(sent, [[payload] for payload in sent.of_means(numbers, beside)], out)
+        self._begin_receiving(sent)
+        self._receive_parts(sent, [[payload] for payload in sent.of_means(numbers, beside)], out, self._key())
         self.look_at(out, sent.layout)
         return out
 
     def look_at(self, out: Tensor, layout: Layout) -> None:
-        """Note whether what all ranks hold alike is finite."""
-        self._underway.refuse(layout, (), int(first_nonfinite(out, layout)))
+        """Note whether what all ranks hold alike is finite; on a GPU, when it is judged."""
+        if not out.is_cuda:
+            self._underway.refuse(layout, (), int(first_nonfinite(out, layout)))
+            return
+
+        def work(read: Sequence[Tensor], written: Sequence[Tensor], now: Now) -> tuple[list[Tensor], None]:
+            fine = torch.ones(self.size, dtype=torch.int64, device=out.device)
+            return [torch.cat([fine.neg(), fine, first_nonfinite(read[0], layout).view(1)])], None
+
+        do = self._replays.do if is_on() else _at_once
+        (verdict,), _ = do(("look", layout, out.dtype), [out], [], Now(self._key()), work)
+        self._underway.unjudged.append(Unjudged((), None, layout, out, verdict))
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
         """Decode by the fields of one's own letter; whether that was right is left to `judge`."""
-        contents = read_late(messages, sent.letter, sent.expected)
-        self._receive_parts(sent, contents.payloads, out)
-        verdict = torch.cat([contents.flags, contents.sound, first_nonfinite(out, sent.layout).view(1)])
-        self._underway.unjudged.append(Unjudged(messages, sent.expected, sent.layout, out, verdict))
+        rows = messages if isinstance(messages, Tensor) else rows_of(messages, sent.message.numel())
+
+        def work(read: Sequence[Tensor], written: Sequence[Tensor], now: Now) -> tuple[list[Tensor], None]:
+            letter, expected = Letter(read[1], sent.letter.fields), replace(sent.expected, key=now.key)
+            contents = read_late(read[0], letter, expected)
+            self._receive_parts(sent, contents.payloads, written[0], now.key)
+            overflow = first_nonfinite(written[0], sent.layout).view(1)
+            return [torch.cat([contents.flags, contents.sound, overflow])], None
+
+        self._begin_receiving(sent)
+        do = self._replays.do if sent.alike is not None and is_on() else _at_once
+        what = "receive", sent.alike, rows.shape, out.dtype
+        (verdict,), _ = do(what, [rows, sent.message], [out], Now(self._key()), work)
+        self._underway.unjudged.append(Unjudged(rows, sent.expected, sent.layout, out, verdict))
         return out
 
-    def _receive_parts(self, sent: Outgoing | Whole, payloads: Sequence[Sequence[Payload]], out: Tensor) -> None:
+    def _begin_receiving(self, sent: Outgoing | Whole) -> None:
+        for part in sent.parts:
+            self._underway.begin_receiving(part)
+
+    def _receive_parts(
+        self, sent: Outgoing | Whole, payloads: Sequence[Sequence[Payload]], out: Tensor, key: Key
+    ) -> None:
         if sum(len(part.places) for part in sent.parts) < len(sent.layout.pieces):
             out.zero_()  # some parameters took no part
         for part, every in zip(sent.parts, payloads, strict=True):
-            self._receive_part(part, every, sent, out)
+            self._receive_part(part, every, sent, out, key)
 
-    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing | Whole, out: Tensor) -> None:
-        self._underway.begin_receiving(part)
+    def _receive_part(
+        self, part: Part, payloads: Sequence[Payload], sent: Outgoing | Whole, out: Tensor, key: Key
+    ) -> None:
         alone = len(part.places) == len(sent.layout.pieces) and out.dtype == self._dtype(part)
         result = out if alone else torch.empty(part.layout.numel, dtype=self._dtype(part), device=out.device)
         state = self.server.bind(part.layout)
         if isinstance(payloads, Answers):
             payloads.hop.hear(payloads, state, result, payloads.beside)
         else:
-            part.rule.receive(Round(payloads, self._key().shared(), part.first), part.layout, state, result)
+            part.rule.receive(Round(payloads, key.shared(), part.first), part.layout, state, result)
         if sent.scale != 1.0:
             result.mul_(sent.scale)
         if not alone:
@@ -469,6 +582,10 @@ class Channel:
         overflows is this rank's own `fault`: whoever drives the channels sees to it that all of them hear of it.
         """
         self._underway.judge(self.rank, self.size)
+
+    def look(self) -> None:
+        """Begin what `judge` ends by waiting."""
+        self._underway.look()
 
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
@@ -518,6 +635,25 @@ def _flagged(layout: Layout, given: Given) -> tuple[Tensor, Given]:
     zeros = torch.zeros_like(given.gradients)
     moment, previous = (None if more is None else zeros for more in (given.moment, given.previous))
     return flag, replace(given, gradients=zeros, moment=moment, previous=previous)
+
+
+def _at_once(
+    what: Hashable, read: Sequence[Tensor], written: Sequence[Tensor], now: Now, work: Work[Told]
+) -> tuple[list[Tensor], Told]:
+    """As `Replays.do`, without a recording."""
+    return work(read, written, now)
+
+
+def _are_fixed(parts: Sequence[Part], payloads: Sequence[Payload]) -> bool:
+    """Whether every rank's letter is as long as this one."""
+    return all(payload.fixed and not part.rule.varies for part, payload in zip(parts, payloads, strict=True))
+
+
+def _squared_norms(flat: Tensor, layout: Layout) -> Sequence[Tensor]:
+    """Of each piece; on a GPU in a few launches."""
+    if not flat.is_cuda or any(piece.numel == 0 for piece in layout.pieces):
+        return [view.square().sum() for _, view in layout.views(flat)]
+    return block_norms(flat, layout, WHOLE, order=2).square().unbind()
 
 
 def _elements(payloads: Sequence[Payload]) -> Count:

@@ -117,7 +117,8 @@ class Unjudged:
     """An answer that was decoded on a GPU without waiting: its verdict is still there."""
 
     messages: Sequence[Tensor] | Tensor
-    expected: Expected
+    expected: Expected | None
+    """None of a mean, of which there are no messages."""
     layout: Layout
     out: Tensor
     verdict: Tensor
@@ -143,6 +144,7 @@ class Underway:
         self.fault: Fault | None = None
         """What was not finite, as far as was judged."""
         self._memories_checked = False
+        self._look: Look | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -176,30 +178,42 @@ class Underway:
 
     def judge(self, rank: int, ranks: int) -> None:
         """Look at what was received without waiting, and once at what is remembered after it."""
-        unjudged, self.unjudged = self.unjudged, []
-        verdicts = torch.stack([one.verdict for one in unjudged]).tolist() if unjudged else []
+        self.look()
+        assert self._look is not None
+        verdicts, suspects = self._look.found()
+        unjudged, self.unjudged, self._look = self.unjudged, [], None
         for one, verdict in zip(unjudged, verdicts, strict=True):
             flags, sound, overflow = verdict[:ranks], verdict[ranks:-1], verdict[-1]
-            if not all(sound):
+            if not all(sound) and one.expected is not None:
                 one.out.fill_(math.nan)
                 refuse(one.messages[sound.index(0)], one.expected, sound.index(0))
             if self.refuse(one.layout, flags, overflow):
                 one.out.fill_(math.nan)
-        if not self._memories_checked:
-            self._memories_checked = True
-            self._check_memories(rank)
+        self._memories_checked = True
+        self._check(suspects, rank)
 
     def overflow(self, parts: Sequence[Part]) -> str | None:
         """The first parameter of some parts of which this worker remembers what is not finite."""
-        for layout, flat in _suspects([pair for part in parts for pair in self._worker.vectors(part.layout)]):
+        memories = [pair for part in parts for pair in self._worker.vectors(part.layout)]
+        for layout, flat in Look([], memories).found()[1]:
             if (place := int(first_nonfinite(flat, layout))) != FINITE:
                 return layout.pieces[place].name
         return None
 
-    def _check_memories(self, rank: int) -> None:
-        """Find out whether what this rank remembers, or all ranks hold in common, is still finite."""
-        flats = [pair for store, layout in self._moved for pair in store.vectors(layout)]
-        for layout, flat in _suspects(flats) if self.fault is None else ():
+    def look(self) -> None:
+        """Begin to look at what was received, and at what is remembered: whoever judges may do something else before it
+        waits for the GPU."""
+        if self._look is None:
+            memories = [] if self._memories_checked else self._memories()
+            self._look = Look([one.verdict for one in self.unjudged], memories)
+
+    def _memories(self) -> list[tuple[Layout, Tensor]]:
+        """All that this rank remembers, or all ranks hold in common, of what moved in the step."""
+        return [pair for store, layout in self._moved for pair in store.vectors(layout)]
+
+    def _check(self, memories: Sequence[tuple[Layout, Tensor]], rank: int) -> None:
+        """Find out whether memories are still finite."""
+        for layout, flat in memories if self.fault is None else ():
             place = int(first_nonfinite(flat, layout))
             if place != FINITE and self.fault is None:
                 self.fault = Fault(rank, layout.pieces[place].name, overflows=True)
@@ -221,14 +235,46 @@ class Underway:
         """Let go of what `undo_` would need; the next step begins."""
         self._sent, self._moved, self.unjudged = [], [], []
         self.held, self.step_sizes = set(), {}
-        self.fault, self._memories_checked = None, False
+        self.fault, self._memories_checked, self._look = None, False, None
 
 
-def _suspects(flats: Sequence[tuple[Layout, Tensor]]) -> Sequence[tuple[Layout, Tensor]]:
-    """Those that may hold NaN or infinity: on a GPU by the largest magnitude of each, in a few launches and a wait."""
-    flats = [(layout, flat) for layout, flat in flats if flat.numel()]
-    if not flats or not flats[0][1].is_cuda:
-        return flats
-    largest = torch.stack([norm.double() for norm in torch._foreach_norm([flat for _, flat in flats], math.inf)])
-    fine = torch.isfinite(largest).tolist()
-    return [pair for pair, is_fine in zip(flats, fine, strict=True) if not is_fine]
+class Look:
+    """A look at some verdicts, and at memories that may hold NaN or infinity: on a GPU by each one's largest magnitude,
+    in a few launches, and one wait."""
+
+    def __init__(self, verdicts: Sequence[Tensor], memories: Sequence[tuple[Layout, Tensor]]) -> None:
+        self._memories = [(layout, flat) for layout, flat in memories if flat.numel()]
+        self._number, self._width = len(verdicts), verdicts[0].numel() if verdicts else 1
+        self._on_gpu = bool(self._memories) and self._memories[0][1].is_cuda
+        largest = torch._foreach_norm([flat for _, flat in self._memories], math.inf) if self._on_gpu else ()
+        fine = [torch.isfinite(torch.stack([each.double() for each in largest]))] if largest else []
+        told = [*verdicts, *fine]
+        self._told = _Told(torch.cat(told).to(torch.int64)) if told else None
+
+    def found(self) -> tuple[list[list[int]], Sequence[tuple[Layout, Tensor]]]:
+        """The verdicts, and the memories that are not finite for sure."""
+        told = [] if self._told is None else self._told.numbers()
+        end = self._width * self._number
+        rows = [told[start : start + self._width] for start in range(0, end, self._width)]
+        if not self._on_gpu:
+            return rows, self._memories
+        return rows, [pair for pair, is_fine in zip(self._memories, told[end:], strict=True) if not is_fine]
+
+
+class _Told:
+    """A few numbers on their way from a GPU to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def numbers(self) -> list[int]:
+        """Once they are here. What was launched after them is not waited for."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [int(number) for number in self._numbers.tolist()]

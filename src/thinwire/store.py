@@ -192,11 +192,12 @@ class Store:
 
     def remember(self, layout: Layout) -> None:
         """Note the present state of a layout, so that `restore` can go back to it."""
-        for slot, flat in self._packed(layout).items():
-            shadow = self._shadows.setdefault(layout, {})
+        packed, shadow = self._packed(layout), self._shadows.setdefault(layout, {})
+        for slot, flat in packed.items():
             if slot not in shadow:
                 shadow[slot] = torch.empty_like(flat)
-            shadow[slot].copy_(flat)
+        if packed:
+            torch._foreach_copy_([shadow[slot] for slot in packed], [*packed.values()])  # one launch on a GPU
 
     def move(self, layout: Layout, turn: int) -> None:
         """Say that the state of a layout is about to change in this turn; `remember` has noted it."""

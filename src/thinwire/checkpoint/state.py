@@ -39,6 +39,12 @@ def _shape(store: Store, name: str, slot: Slot, workers: int) -> tuple[int, ...]
     return (workers, *shape) if slot.copies else shape
 
 
+def _wait_for_gpus(channel: Channel) -> None:
+    """Buckets are encoded on a stream of their own: what was launched there has to be done before it is read."""
+    for device in {info.device for info in channel.parameters.values() if info.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+
+
 def save(channel: Channel) -> dict[str, Any]:
     """One rank's state as of the last finished step: its own slots, and those that are common to all ranks.
 
@@ -46,6 +52,7 @@ def save(channel: Channel) -> dict[str, Any]:
     neither sees nor disturbs.
     """
     with channel.clock.lock:
+        _wait_for_gpus(channel)
         now = channel.clock.now
         slots: dict[str, Tensor] = {}
         for store in channel.stores:

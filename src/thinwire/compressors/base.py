@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.layout import Layout
 from thinwire.named import Named
-from thinwire.ops import Key
+from thinwire.ops import Key, scale_pieces_
+from thinwire.ops.blocks import of_filled, on_device
+from thinwire.ops.live import LiveRatios
 from thinwire.payload import Payload
 
 
@@ -46,10 +49,7 @@ class Compressor(Named, ABC):
 
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
         """A memory's step: error <- ratio * error + value; c = C(error); error <- error - c."""
-        for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=ratios is not None):
-            if ratio != 1.0:
-                view.mul_(ratio)
-        payload = self(error.add_(value), layout, key)
+        payload = self(_scaled_(error, ratios, layout).add_(value), layout, key)
         payload.add_to(error, alpha=-1.0)
         return payload
 
@@ -62,6 +62,12 @@ class Compressor(Named, ABC):
     def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
         """C(target - local); both are left as they are."""
         return self(target - local, layout, key)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        """Optional: in what the steps of two keys must be equal for the same operations to be done in both, on tensors
+        of the same shapes, with other numbers: these may come from the vector, from `key.words` and from step sizes
+        alone. Such steps may be recorded on a GPU, and repeated. None, if nothing is known."""
+        return None
 
     @property
     def piecewise(self) -> bool:
@@ -81,6 +87,19 @@ class Compressor(Named, ABC):
     def omega(self, numel: int) -> float | None:
         """The claimed variance for a piece of `numel` numbers, or None for a biased compressor."""
         return None
+
+
+def _scaled_(error: Tensor, ratios: Sequence[float] | None, layout: Layout) -> Tensor:
+    """Each piece times its ratio, in place."""
+    if isinstance(ratios, LiveRatios):
+        return scale_pieces_(error, of_filled(ratios.numbers, layout).to(error.dtype), layout)
+    if ratios is not None and error.is_cuda:  # no launch for each piece
+        filled = tuple(ratio for ratio, piece in zip(ratios, layout.pieces, strict=True) if piece.numel)
+        return scale_pieces_(error, on_device(filled, torch.float64, error.device).to(error.dtype), layout)
+    for ratio, (_, view) in zip(ratios or (), layout.views(error), strict=ratios is not None):
+        if ratio != 1.0:
+            view.mul_(ratio)
+    return error
 
 
 class Unbiased(Compressor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,9 @@ class Identity(Unbiased):
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Dense:
         return Dense(x.clone())
+
+    def pattern(self, key: Key) -> Hashable:
+        return ()
 
     def omega(self, numel: int) -> float:
         return 0.0

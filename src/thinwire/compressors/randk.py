@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,7 +49,7 @@ class RandK(Compressor):
         check(
             not (self.shared and drops),
             f"randk(shared=True) sends a number for every drawn position, which values={self.values} cannot: "
-            "use full, bfloat16 or float16",
+            "use full, bfloat16, float16 or power4",
         )
 
     @property
@@ -76,6 +76,11 @@ class RandK(Compressor):
             return randk_positions(layout, self.counts(layout, own), own.words(piece_indices(layout)), device)
 
         return key.once((self, layout, device), draw)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        by_coins = self.count is not None and self.count < 1
+        counts = "k", None if self.ratio is None else at(self.ratio, key.step)
+        return None if by_coins or value_format(self.values).drops else counts
 
     def _message(self, positions: Tensor, values: Tensor, layout: Layout, key: Key) -> Payload:
         written = value_format(self.values)

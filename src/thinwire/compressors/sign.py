@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +46,9 @@ class ScaledSign(Compressor):
         block = self.block or WHOLE
         norms, negative = block_norms(x, layout, block, order=1), negative_bits(x)
         return Signs(negative, norms / block_lengths(layout, block, x.device), layout, block)
+
+    def pattern(self, key: Key) -> Hashable:
+        return ()
 
     def delta(self, numel: int) -> float:
         return 1.0 / max(1, min(numel, self.block or numel))

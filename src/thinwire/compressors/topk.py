@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,6 +76,10 @@ class TopK(Compressor):
 
     def _counts(self, scope: Layout, key: Key) -> Sequence[int]:
         return kept_of(scope, None if self.ratio is None else at(self.ratio, key.step), self.count)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        counts = "k", None if self.ratio is None else at(self.ratio, key.step)
+        return None if value_format(self.values).drops or self.per != "parameter" else counts
 
     @property
     def piecewise(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
@@ -205,6 +205,10 @@ class Feedback(Named, ABC):
         or None where it looks at every one: an engine need not take the rest of a gradient."""
         return None
 
+    def pattern(self, key: Key) -> Hashable | None:
+        """Optional: as `Compressor.pattern`, for both halves of the rule."""
+        return None
+
     def wants_full(self, key: Key) -> bool:
         """Whether a rule with `Need.FULL` asks for full gradients in the round of this common key."""
         return False
@@ -232,4 +236,5 @@ def check_contraction(rule: Feedback, compressor: Compressor, name: str, numel: 
 
 def mean_into(out: Tensor, payloads: Sequence[Payload]) -> Tensor:
     """out = (1/n) sum_i c_i, added in rank order."""
-    return add_all_to(out.zero_(), payloads).div_(len(payloads))
+    total = add_all_to(out.zero_(), payloads)
+    return total if len(payloads) == 1 else total.div_(len(payloads))

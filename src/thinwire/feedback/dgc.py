@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -112,6 +113,9 @@ class DGC(Feedback):
         factors = torch.full_like(norms, self.clip).div_(norms).clamp_(max=1.0)
         return gradient * spread(factors, layout, WHOLE)
 
+    def pattern(self, key: Key) -> Hashable | None:
+        return self.compressor.pattern(key) if self.memory == "full" else None
+
     @property
     def second_hop(self) -> SecondHop:
         return Remembering(self.compressor, self.decay)
@@ -129,6 +133,6 @@ class DGC(Feedback):
 def _stop_(velocity: Tensor, payload: Payload, layout: Layout) -> None:
     """u <- 0 where something was sent."""
     if isinstance(payload, Positioned):
-        velocity[payload.positions] = 0
+        velocity.index_fill_(0, payload.positions, 0.0)
     else:
         velocity.masked_fill_(payload.decode(layout, velocity.dtype, velocity.device) != 0, 0)

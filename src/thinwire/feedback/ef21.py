@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,9 @@ class EF21(Increments):
 
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        return self.compressor.pattern(key)
 
     def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return None if first else self.compressor.looks_at(layout, key)

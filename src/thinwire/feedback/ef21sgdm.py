@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,6 +53,9 @@ class EF21SGDM(Increments):
 
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        return self.compressor.pattern(key)
 
     def residual(self, signal: Signal, state: State) -> Tensor:
         return state["momentum"] - state["local"]

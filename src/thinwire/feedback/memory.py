@@ -8,6 +8,7 @@ from thinwire.checks import is_number
 from thinwire.errors import ConfigError
 from thinwire.feedback.base import Slot
 from thinwire.layout import Layout
+from thinwire.ops.live import LiveRatios
 
 
 def check_decay(name: str, decay: float) -> None:
@@ -38,4 +39,6 @@ def decayed(ratios: Sequence[float] | None, decay: float, layout: Layout) -> Seq
     """What a memory is multiplied by, for each piece: the change of the step size, times `decay`."""
     if decay == 1.0:
         return ratios
+    if isinstance(ratios, LiveRatios):
+        return ratios.times(decay)
     return (decay,) * len(layout.pieces) if ratios is None else tuple(decay * ratio for ratio in ratios)

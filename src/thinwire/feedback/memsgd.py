@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,6 +84,9 @@ class MemSGD(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         ratios = decayed(signal.rescale, self.decay, layout)
         return self.compressor.take_(state["error"], signal.value, ratios, layout, key)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        return self.compressor.pattern(key) if self.memory == "full" else None
 
     @property
     def second_hop(self) -> SecondHop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,9 @@ class Plain(Feedback):
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.compressor(signal.value, layout, key)
+
+    def pattern(self, key: Key) -> Hashable | None:
+        return self.compressor.pattern(key)
 
     def looks_at(self, layout: Layout, key: Key, first: bool) -> Tensor | None:
         return self.compressor.looks_at(layout, key)

@@ -37,6 +37,13 @@ def piece_ends(layout: Layout, device: torch.device) -> Tensor:
     return torch.tensor([p.offset + p.numel for p in layout.pieces], dtype=torch.int64, device=device)
 
 
+@lru_cache(maxsize=256)
+def on_device(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A few numbers, kept: without making the host wait, and none are brought where a step is recorded."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 @lru_cache(maxsize=64)
 def piece_indices(layout: Layout) -> Tensor:
     """The index of each piece, which its keys are found by; kept for layouts of many workers. Not to be written to."""

@@ -12,7 +12,7 @@ Every field and every row of numbers begins at a whole word of four bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn, final
 
@@ -45,6 +45,10 @@ class Letter:
     message: Tensor
     fields: tuple[bytes, ...]
     """What every rank writes alike where sizes are fixed, in the order of reading."""
+
+    def about(self, digest: int) -> Letter:
+        """The same with the digest of a step among its fields."""
+        return replace(self, fields=(self.fields[0], fields("I", digest), *self.fields[2:]))
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,13 @@ class LateContents:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def write(payloads: Sequence[Payload], digest: int, flag: Tensor, rank: int) -> Letter:
-    """A rank's letter with these payloads, on the flag's device."""
+def write(payloads: Sequence[Payload], digest: int | Tensor, flag: Tensor, rank: int) -> Letter:
+    """A rank's letter with these payloads, on the flag's device. A digest that lies there already (as one int64) is not
+    among the letter's fields: see `Letter.about`."""
     body = [chunk for payload in payloads for chunk in framed(payload)]
-    version, theirs = fields("I", VERSION), fields("I", digest)
-    head: list[Chunk] = [version, fields("I", 0), theirs, raw(flag.to(torch.int32).view(1))]
+    version, theirs = fields("I", VERSION), fields("I", 0 if isinstance(digest, Tensor) else digest)
+    written: Chunk = raw(digest.to(torch.int32)) if isinstance(digest, Tensor) else theirs
+    head: list[Chunk] = [version, fields("I", 0), written, raw(flag.to(torch.int32).view(1))]
     message = sign_(join([*head, *body], flag.device), rank)
     return Letter(message, (version, theirs, *(chunk for chunk in body if isinstance(chunk, bytes))))
 
@@ -130,7 +136,7 @@ def read_one(reader: Reader, expected: Expected, rank: int) -> list[Payload]:
 
 def read_late(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expected) -> LateContents:
     """All ranks' letters read at once by the fields of one's own, without waiting for a GPU to see them."""
-    rows = messages if isinstance(messages, Tensor) else _rows(messages, own.message.numel())
+    rows = messages if isinstance(messages, Tensor) else rows_of(messages, own.message.numel())
     reader = LateReader(rows, own.message, own.fields)
     flags = _open_all(reader, expected)
     payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
@@ -212,7 +218,7 @@ def _late_payloads(reader: LateReader, layout: Layout, key: Key, dtype: torch.dt
     return payloads
 
 
-def _rows(messages: Sequence[Tensor], length: int) -> Tensor:
+def rows_of(messages: Sequence[Tensor], length: int) -> Tensor:
     """The messages of all ranks, one in each row."""
     for rank, message in enumerate(messages):
         if message.numel() != length:

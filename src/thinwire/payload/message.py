@@ -22,8 +22,8 @@ T = TypeVar("T")
 Chunk = bytes | Tensor
 """Fixed fields (tags, counts, lengths) or packed numbers. Where a payload's size is fixed, its fields are the same on
 every rank: a receiver on a GPU then knows them without waiting for the message."""
-Span = tuple[int, bytes, int]
-"""Bytes that every rank writes alike: where they begin, what they are, and which of their bits count."""
+Span = tuple[int, int, int]
+"""Bytes that every rank writes alike: where they begin, how many they are, and which of their bits count."""
 _NOT_ZERO = "bytes that fill up a word of a message are not zero"
 
 
@@ -173,7 +173,7 @@ class _ByOwnFields(Reader):
     def fields(self, layout: str) -> tuple[Any, ...]:
         mine = self._fields[self.next]
         self.next += 1
-        self.spans.append((self._skip(len(mine)), mine + bytes(-len(mine) % 4), 255))
+        self.spans.append((self._skip(len(mine)), len(mine) + -len(mine) % 4, 255))
         return struct.unpack("<" + layout, mine)
 
 
@@ -197,14 +197,14 @@ class LateReader(_ByOwnFields):
 
     def take(self, nbytes: int) -> Tensor:
         part = self._words(nbytes)
-        self.spans.append((self.place - -nbytes % 4, bytes(-nbytes % 4), 255))
+        self.spans.append((self.place - -nbytes % 4, -nbytes % 4, 255))
         return part[:, :nbytes] if nbytes % 4 else part
 
     def bits(self, count: int) -> Tensor:
         part = self._words((count + 7) // 8)
-        over, filling = bytes(count % 8 > 0), bytes(-((count + 7) // 8) % 4)
+        over, filling = int(count % 8 > 0), -((count + 7) // 8) % 4
         self.spans.append((self.place - part.shape[1] + count // 8, over, 255 << count % 8 & 255))
-        self.spans.append((self.place - len(filling), filling, 255))
+        self.spans.append((self.place - filling, filling, 255))
         return part
 
     def numbers(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -234,8 +234,8 @@ class LateReader(_ByOwnFields):
 
         Fields, and the zeros that fill up words, are compared with those of one's own message.
         """
-        places, masks, known = _bytes_of(tuple(self.spans), self.message.device)
-        alike = (self._messages.index_select(1, places) & masks) == known
+        places, masks = _bytes_of(tuple(self.spans), self.message.device)
+        alike = (self._messages.index_select(1, places) ^ self.message.index_select(0, places)) & masks == 0
         return torch.cat([alike, *(check.unsqueeze(1) for check in self.checks)], 1).all(1)
 
 
@@ -254,12 +254,14 @@ class _Row(_ByOwnFields):
 
 
 @lru_cache(maxsize=256)
-def _bytes_of(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of all bytes in spans, which of their bits count, and these bits.
+def _bytes_of(spans: tuple[Span, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The places of all bytes in spans, and which of their bits count.
 
     Kept: copying to a GPU makes the host wait.
     """
-    every = [(start + i, mask, byte & mask) for start, known, mask in spans for i, byte in enumerate(known)]
-    places, masks, known = zip(*every, strict=True) if every else ((), (), ())
-    as_bytes = torch.tensor([masks, known], dtype=torch.uint8, device=device)
-    return torch.tensor(places, dtype=torch.int64, device=device), as_bytes[0], as_bytes[1]
+    every = [(start + i, mask) for start, number, mask in spans for i in range(number)]
+    places, masks = zip(*every, strict=True) if every else ((), ())
+    return (
+        torch.tensor(places, dtype=torch.int64, device=device),
+        torch.tensor(masks, dtype=torch.uint8, device=device),
+    )

@@ -12,7 +12,7 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, pack_bits, unpack_bits
 from thinwire.owners import Cut
 from thinwire.payload.base import Count, Payload, both_counts, payload_format
-from thinwire.payload.message import Chunk, Reader, fields, raw
+from thinwire.payload.message import Chunk, LateReader, Reader, fields, raw
 
 SECOND = 2
 """The stream of the key by which the second payload of a sum is drawn, so that its draws are not those of the first."""
@@ -109,13 +109,23 @@ class Beside(Payload):
     def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
         nested = _nested_format(reader, *reader.fields("B"))
         beside = reader.numbers(sum(piece.factors for piece in layout.pieces), torch.bfloat16)
-        reader.require(are_moments(beside), "a message holds second moments that are none")
+        reader.require(are_moments(beside), _NO_MOMENTS)
         return cls(beside, nested.unpack(reader, layout, key, dtype))
+
+    @classmethod
+    def unpack_all(cls, reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> list[Self]:
+        nested = _nested_format(reader, *reader.fields("B"))
+        beside = reader.numbers(sum(piece.factors for piece in layout.pieces), torch.bfloat16)
+        reader.require(are_moments(beside), _NO_MOMENTS)
+        return [cls(*pair) for pair in zip(beside, nested.unpack_all(reader, layout, key, dtype), strict=True)]
+
+
+_NO_MOMENTS = "a message holds second moments that are none"
 
 
 def are_moments(beside: Tensor) -> Tensor:
-    """Whether numbers can be second moments."""
-    return ((beside >= 0) & (beside < torch.inf)).all()
+    """Whether numbers can be second moments; of each row where there are several."""
+    return ((beside >= 0) & (beside < torch.inf)).all(-1)
 
 
 @dataclass(frozen=True, eq=False)

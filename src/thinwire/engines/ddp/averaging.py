@@ -34,7 +34,8 @@ class Mean:
         return self._exchange.reduce_(numbers, self._what)
 
     def _started_whole(self) -> Incoming | None:
-        self._numbers.mul_(1.0 / self._exchange.size)
+        if self._exchange.size > 1:
+            self._numbers.mul_(1.0 / self._exchange.size)
         return self._started()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,13 @@ from torch.futures import Future
 
 from thinwire.channel import Channel, Given, longest_message
 from thinwire.checkpoint import OnResize, prepared
+from thinwire.compressors import Identity
 from thinwire.engines.auto import Mode
 from thinwire.engines.ddp.agreement import Loadable, load_together_, marked_anywhere
+from thinwire.engines.ddp.aside import Aside
 from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.autopilot import Autopilot, WithChoices, choices_of
+from thinwire.engines.ddp.averaging import Averaging
 from thinwire.engines.ddp.beside import Folder, gather_states, is_anywhere, read_beside, save_beside
 from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding, watch_use
@@ -31,13 +35,16 @@ from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
-from thinwire.exchange import Exchange, Incoming, Scatters, Sharded, Traffic, adds_up
+from thinwire.exchange import Exchange, Incoming, Reduces, Scatters, Sharded, Traffic, adds_up
 from thinwire.exchange.bundle import FULL, SHORT, gather_together
-from thinwire.feedback import Rule
+from thinwire.feedback import Plain, Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.payload.letter import Contents
 from thinwire.payload.sums import add_up, write_shares, write_total
+
+MEAN = Plain(Identity())
+"""The rule that is nothing but the mean over ranks."""
 
 
 class Handle:
@@ -77,6 +84,10 @@ class Handle:
         self._deliveries: list[Delivery] = []
         self._arrivals: list[Arrival] = []
         self._waiting: list[Arrival] = []
+        self._means: list[Averaging] = []
+        self._scale = 1.0
+        self._reduces, self._scatters = isinstance(exchange, Reduces), isinstance(exchange, Scatters)
+        self._aside = Aside()
         self.auto: Autopilot | None = None
         """Who says how buckets travel, where that is not the rule's alone."""
         self._laps: Laps = NoLaps()
@@ -227,8 +238,12 @@ class Handle:
             self._laps.lap("compute", bucket.index())
             if bucket.index() == 0:
                 self._begin()
-            delivery = self._send(bucket)
-            self._laps.lap("encode", bucket.index())
+            with self._aside.of(bucket.buffer()):
+                delivery = self._send(bucket)
+                self._laps.lap("encode", bucket.index())
+                self._receive_early()
+                if bucket.is_last():
+                    self._receive_all()
             if bucket.is_last():
                 self._end()
             return delivery.result
@@ -243,6 +258,7 @@ class Handle:
         self._threads = {threading.get_ident()}
         self._council.begin(f"step {self.channel.step}")
         self._common.look(self._council)
+        self._scale = self._given.scale  # once a step: asking a scaler makes the host wait for a GPU
         if self._step_sizes is not None:
             self.ledger.see(self._common.rates, self._step_sizes.peaks())
         self._warned = self._warned or warn_of_decay(self.channel, self._step_sizes, self.ledger.rate_fall)
@@ -253,7 +269,10 @@ class Handle:
             self._threads.add(threading.main_thread().ident or 0)  # there autograd calls from threads of its own
         layout, order = self._bucket(bucket)
         mode = Mode.COMPRESSED if self.auto is None else self.auto.mode(layout)
-        if mode is not Mode.COMPRESSED and self.auto is not None and self.auto.is_bare(layout):
+        if self._is_mean(layout, flat):
+            delivery = Delivery(flat, flat, order)
+            self._average(layout, flat, bucket.index())
+        elif mode is not Mode.COMPRESSED and self.auto is not None and self.auto.is_bare(layout):
             delivery = Delivery(flat, flat, order)  # the ranks' buffers are in one order
             self.auto.average_bare(flat)
         else:
@@ -262,6 +281,21 @@ class Handle:
         self._deliveries.append(delivery)
         self._send_waiting(FULL if not bucket.is_last() else 1)
         return delivery
+
+    def _is_mean(self, layout: Layout, flat: Tensor) -> bool:
+        """Whether nothing is asked of a bucket on a GPU but its mean, which the exchange takes itself. (On a CPU it is
+        added up in rank order, as a simulation does.)"""
+        if not (flat.is_cuda and self.auto is None and self._used is None and self._reduces):
+            return False
+        return all(self.channel.rules[piece.name] == MEAN for piece in layout.pieces)
+
+    def _average(self, layout: Layout, flat: Tensor, place: int) -> None:
+        """Start to replace a bucket by its mean over all ranks."""
+        assert isinstance(self._exchange, Reduces)
+        averaging = Averaging.bare(self._exchange, flat, layout, f"bucket {place}", half=False)
+        for traffic in averaging.traffics:
+            self.ledger.add(traffic, layout.numel, {}, layout.numel)
+        self._means.append(averaging)
 
     def _say(self, layout: Layout, gradient: Tensor, mode: Mode, place: int) -> None:
         """Start to exchange what rules have to say of a bucket, compressed or whole."""
@@ -276,7 +310,7 @@ class Handle:
         self._start(arrival)
 
     def _given_of(self, layout: Layout, gradient: Tensor) -> Given:
-        scale = self._given.scale
+        scale = self._scale
         return Given(
             gradient,
             step_sizes=self._common.step_sizes,
@@ -293,7 +327,8 @@ class Handle:
         own = sent.summand
         if isinstance(exchange, Sharded):
             self._send_shares(exchange, arrival)
-        elif own is not None and adds_up(own.numbers.nbytes, exchange.size) and isinstance(exchange, Scatters):
+        elif own is not None and self._scatters and adds_up(own.numbers.nbytes, exchange.size):
+            assert isinstance(exchange, Scatters)
             shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
             arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
             self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
@@ -354,8 +389,17 @@ class Handle:
             self._errors.append(error)
         return moment
 
+    def _receive_early(self) -> None:
+        """On a GPU, turn earlier buckets' messages into gradients while the backward pass goes on: nobody waits for
+        them, for what they say is judged at the end of the step."""
+        early = self.auto is None and not isinstance(self._exchange, Sharded)
+        for arrival in self._arrivals[:-1] if early else ():
+            if arrival.incoming is not None and arrival.sent.fixed and arrival.gradient.is_cuda:
+                incoming, arrival.incoming = arrival.incoming, None
+                self._receive_from(incoming, arrival)
+
     def _end(self) -> None:
-        """Receive all buckets, agree on whether the step is taken, and finish once DDP has written the gradients.
+        """Agree on whether the step is taken, hand over the gradients, and finish once DDP has written them.
 
         This is done in the body of the last hook. A Python callback in a thread of the process group can outlive the
         group or the interpreter, and then ends the process. Callbacks at the end of a backward pass run in the order
@@ -364,25 +408,52 @@ class Handle:
         pass, and finishes at once; what was not finite was another rank's, which raises.
         """
         self._forget_use()
-        self._receive_all()
-        in_backward = torch._C._current_graph_task_id() != -1
-        verdict = self._judged(in_backward)
-        for delivery in self._deliveries:
-            delivery.deliver(verdict.taken, verdict.factor)
-        self._deliveries, self._arrivals = [], []
+        self._aside.join()
+        if torch._C._current_graph_task_id() == -1:
+            self._deliver(self._judged(active=False))
+            with suppress(NonFiniteGradient):
+                self._finish()
+        elif self._judges_late:
+            self._hand_over(Verdict(None, None, 1.0))
+            at_end_of_backward(lambda: at_end_of_backward(self._judge_and_finish))
+        else:
+            self._deliver(self._judged(active=True))
+            at_end_of_backward(lambda: at_end_of_backward(self._finish))
+
+    @property
+    def _judges_late(self) -> bool:
+        """Whether DDP writes the gradients before it is known that they stand: on a GPU, which would be idle while the
+        host waits for the verdict and only then launches what DDP, and after it the optimizer, have to do. 2 ms of a
+        step of 45 on an H200. By the end of the backward pass it is known all the same."""
+        on_gpu = bool(self._deliveries) and self._deliveries[0].gradient.is_cuda
+        plain = self._holding.ddp is not None and self.auto is None and self._used is None
+        return on_gpu and plain and not self._common.divides_by_active
+
+    def _judge_and_finish(self) -> None:
+        verdict = self._judged(active=True)
+        if not verdict.taken:
+            for parameter in self._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.fill_(math.nan)
+        self._finish()
+
+    def _deliver(self, verdict: Verdict) -> None:
+        self._hand_over(verdict)
         if self.auto is not None:
             try:
                 self.auto.end_step(self._common.mark)
             except WireError as error:  # all ranks have seen the same
                 self._errors.append(error)
-        if in_backward:
-            at_end_of_backward(lambda: at_end_of_backward(self._finish))
-        else:
-            with suppress(NonFiniteGradient):
-                self._finish()
+
+    def _hand_over(self, verdict: Verdict) -> None:
+        """Give DDP what it waits for."""
+        for delivery in self._deliveries:
+            delivery.deliver(verdict.taken, verdict.factor)
+        self._deliveries, self._arrivals, self._means = [], [], []
 
     def _judged(self, active: bool) -> Verdict:
         """What becomes of the step: ranks ask each other, unless all of them saw the same of every bucket."""
+        self._attempt(self.channel.judge)
         alike = self.auto is not None and not self.auto.needs_verdict and not self._common.divides_by_active
         verdict = Verdict(None, self.channel.fault, 1.0) if alike else self._verdict(self.channel, active=active)
         self._laps.lap("verdict")
@@ -402,9 +473,11 @@ class Handle:
         for arrival in self._arrivals:
             if arrival.incoming is not None:
                 self._receive_from(arrival.incoming, arrival)
+        for averaging in self._means:
+            averaging.receive(self.channel)
         if self.auto is not None:
             self.auto.receive()
-        self._attempt(self.channel.judge)
+        self._attempt(self.channel.look)
 
     def _receive_from(self, incoming: Incoming, arrival: Arrival) -> None:
         try:
@@ -509,7 +582,7 @@ class Handle:
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""
-        self._deliveries, self._arrivals, self._waiting, self._errors = [], [], [], []
+        self._deliveries, self._arrivals, self._waiting, self._means, self._errors = [], [], [], [], []
         if self.auto is not None:
             self.auto.begin()
         self.channel.abandon()

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 from thinwire.ops import reference
+from thinwire.ops.live import recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +30,8 @@ class Launcher:
         self._compiled: dict[str, tuple[Any, list[int]]] = {}
 
     def __call__(self, name: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if recording.keeper is not None:
+            recording.keeper.take(arguments)
         if name not in self._compiled:
             compiled = kernel[grid](*arguments, **options)
             if compiled is not None:  # it is None under Triton's interpreter

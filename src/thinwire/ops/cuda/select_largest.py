@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.ops.blocks import of_filled, on_device
 from thinwire.ops.cuda import topk_kernels as kernels
 from thinwire.ops.cuda.launch import Launcher, aligned, ceil_div, float32_in_one_stretch
-from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMPLE, TILE, WIDEST
+from thinwire.ops.cuda.topk_kernels import BINS, DIFFERENCE, MEMORY, PLAIN, SAMPLE, SCATTER, TILE, WIDEST
+from thinwire.ops.live import LiveRatios
 
 WARPS = 8
 """Of 32 threads each, for a tile of the one pass."""
@@ -80,12 +82,6 @@ def _candidates(numel: int, k: int) -> int:
     return min(numel, int(1.5 * numel * rank / size) + 64)
 
 
-def on_device(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """A few numbers, without making the host wait."""
-    tensor = torch.tensor(list(numbers), dtype=torch.float32)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
 def select(
     kind: int, a: Tensor, b: Tensor, layout: Layout, counts: Sequence[int], ratios: Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
@@ -99,10 +95,13 @@ def select(
 
 
 def scales_of(layout: Layout, ratios: Sequence[float] | None, device: torch.device) -> Tensor | None:
-    """The ratios of the pieces that are not empty, unless all are one."""
+    """The ratios of the pieces that are not empty, unless all are known to be one."""
+    if isinstance(ratios, LiveRatios):
+        return of_filled(ratios.numbers, layout).to(torch.float32)
     if ratios is None or all(ratio == 1.0 for ratio in ratios):
         return None
-    return on_device([r for piece, r in zip(layout.pieces, ratios, strict=True) if piece.numel], device)
+    numbers = tuple(float(r) for piece, r in zip(layout.pieces, ratios, strict=True) if piece.numel)
+    return on_device(numbers, torch.float32, device)
 
 
 class _Selection:
@@ -139,7 +138,7 @@ class _Selection:
         self.launch(
             "sample", kernels.sample, (table.pieces,),
             self.a, self.b, scales, table.starts, table.counts, self.floors, self.shifts, self.guesses,
-            self.histogram, self.around, self.flags, self.kind, scaled, SAMPLE, 8, BINS, WIDEST, self.copies,
+            self.histogram, self.around, self.flags, self.kind, scaled, SAMPLE, SCATTER, BINS, WIDEST, self.copies,
             num_warps=16, enable_fp_fusion=False,
         )  # fmt: skip
         words = torch.empty(table.number * (TILE // 32), dtype=torch.int32, device=self.a.device)

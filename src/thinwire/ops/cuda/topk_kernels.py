@@ -24,6 +24,8 @@ MEMORY, DIFFERENCE, PLAIN = 0, 1, 2
 TILE = 4096
 BINS = 2048
 SAMPLE = 16384
+SCATTER = 0x9E3779B1
+"""2^32 over the golden ratio: its multiples lie scattered over any range."""
 WIDEST = 20
 """log2 of the widest bin: 2,048 of them hold every magnitude below 2^31."""
 
@@ -80,7 +82,7 @@ def _magnitude(x):
 @triton.jit
 def sample(
     a, b, ratios, starts, counts, floors, shifts, guesses, histogram, around, flags, kind: tl.constexpr,
-    scaled: tl.constexpr, SAMPLE: tl.constexpr, RUN: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
+    scaled: tl.constexpr, SAMPLE: tl.constexpr, SCATTER: tl.constexpr, BINS: tl.constexpr, WIDEST: tl.constexpr,
     COPIES: tl.constexpr,
 ):  # fmt: skip
     """For each piece a magnitude that slightly more than k numbers should reach, and the width of its bins.
@@ -88,6 +90,10 @@ def sample(
     Of s sampled numbers s k/n are expected among the k largest, give or take sqrt(s k/n): four of these are added. The
     bins reach up to the magnitude of four fewer than expected; where that leaves too few, to all there are. Where most
     numbers are equal, the k-th magnitude is most likely the least one in the sample that reaches the floor: the guess.
+
+    One number is taken at a scattered place of each of s stretches. Runs of eight at even distances took less time, but
+    of 3,072 x 768 numbers they saw 16 columns: a gradient has rows and columns of its own size, and in a step of GPT-2
+    the floor was too high for some piece of every bucket. What followed took 6 ms of 53 on an H200.
     What later kernels count in is set to zero here.
     """
     p = tl.program_id(0)
@@ -102,8 +108,8 @@ def sample(
     k = tl.load(counts + p)
     j = tl.arange(0, SAMPLE)
     whole = n <= SAMPLE
-    stride = tl.maximum(n // (SAMPLE // RUN), RUN)
-    place = tl.where(whole, j.to(tl.int64), (j // RUN) * stride + j % RUN)
+    stride = tl.maximum(n // SAMPLE, 1)
+    place = tl.where(whole, j.to(tl.int64), j * stride + ((j.to(tl.int64) * SCATTER) & 0xFFFFFFFF) % stride)
     inside = place < n
     ratio = 1.0
     if scaled:
@@ -115,7 +121,9 @@ def sample(
     rank = tl.where(whole, k.to(tl.int32), rank)
     low, high = 0, 0
     few = (expected - 4.0 * tl.sqrt(expected)).to(tl.int32)
-    for step in range(16):  # down to 1/256 of a power of two: the floor may be low, it must not be high
+    # Down to 1/4096 of a power of two: the floor may be low, it must not be high. A memory that is emptied from the top
+    # ends at about the k-th magnitude, and 1/256 below it there are as many numbers again: more than there is room for.
+    for step in range(20):
         lower, higher = low | (1 << (30 - step)), high | (1 << (30 - step))
         both = tl.sum((m >= lower).to(tl.int32) + ((m >= higher).to(tl.int32) << 16))  # two counts in one number
         low = tl.where((both & 0xFFFF) >= rank, lower, low)

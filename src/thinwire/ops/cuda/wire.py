@@ -25,6 +25,7 @@ from thinwire.ops import reference
 from thinwire.ops.blocks import piece_ends
 from thinwire.ops.cuda.launch import aligned, ceil_div, float32_in_one_stretch, launcher
 from thinwire.ops.cuda.topk_kernels import popcount
+from thinwire.ops.live import recording
 
 BLOCK = 1024
 
@@ -303,10 +304,13 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
     most = max((p.numel() for p in positions), default=0)
     if most == 0:
         return out
+    if len(positions) == 1:
+        return add_at_(out, positions[0].contiguous(), values[0].contiguous(), alpha)
     places, held = ([each.contiguous() for each in several] for several in (positions, values))
     pairs = zip(places, held, strict=True)
     stream = torch.cuda.current_stream(out.device).cuda_stream if out.is_cuda else 0
-    table = _table(tuple((p.data_ptr(), v.data_ptr(), p.numel()) for p, v in pairs), out.device, stream)
+    addresses = tuple((p.data_ptr(), v.data_ptr(), p.numel()) for p, v in pairs)
+    table = _table(addresses, out.device, stream) if recording.keeper is None else _filled(addresses, out.device)
     width = max(256, out.numel() * ENTRIES * 5 // (8 * most))
     ranges = ceil_div(out.numel(), width)
     edges = torch.empty(len(held), ranges + 1, dtype=torch.int64, device=out.device)
@@ -325,6 +329,14 @@ def _table(addresses: tuple[tuple[int, int, int], ...], device: torch.device, st
     would wait for the copy."""
     table = torch.tensor(addresses, dtype=torch.int64)
     return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
+
+
+def _filled(addresses: tuple[tuple[int, int, int], ...], device: torch.device) -> Tensor:
+    """The same, written by the GPU itself: where launches are recorded nothing may come from the host."""
+    table = torch.empty(3 * len(addresses), dtype=torch.int64, device=device)
+    for place, number in enumerate(number for row in addresses for number in row):
+        table[place].fill_(number)
+    return table
 
 
 @triton.jit(do_not_specialize=["numel"])
