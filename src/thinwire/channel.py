@@ -587,6 +587,10 @@ class Channel:
         """Begin what `judge` ends by waiting."""
         self._underway.look()
 
+    def refused(self) -> Tensor | None:
+        """1 where `judge` will find anything wrong, else 0: on a GPU, which nobody waits for. None on a CPU."""
+        return self._underway.refused()
+
     def finish(self) -> NonFiniteGradient | None:
         """End the step: keep what was done, or undo all of it and say whose gradient was not finite."""
         self.judge()

@@ -143,7 +143,8 @@ class _Seen:
 
 def is_on() -> bool:
     """Whether replays are wanted, and possible: not where the user records the whole step."""
-    return os.environ.get(SWITCH, "1") != "0" and not torch.cuda.is_current_stream_capturing()
+    recorded_by_user = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+    return os.environ.get(SWITCH, "1") != "0" and not recorded_by_user
 
 
 class Tape(Generic[Extra]):

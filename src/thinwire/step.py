@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.feedback import Feedback
 from thinwire.layout import Layout
 from thinwire.ops import first_nonfinite
+from thinwire.ops.blocks import on_device
 from thinwire.payload.letter import FINITE, Expected, refuse
 from thinwire.store import Store
 
@@ -207,6 +208,12 @@ class Underway:
             memories = [] if self._memories_checked else self._memories()
             self._look = Look([one.verdict for one in self.unjudged], memories)
 
+    def refused(self) -> Tensor | None:
+        """What `judge` will find, as 0 or 1 on the device that it is known on; None where that is the host."""
+        self.look()
+        assert self._look is not None
+        return self._look.refused()
+
     def _memories(self) -> list[tuple[Layout, Tensor]]:
         """All that this rank remembers, or all ranks hold in common, of what moved in the step."""
         return [pair for store, layout in self._moved for pair in store.vectors(layout)]
@@ -249,7 +256,17 @@ class Look:
         largest = torch._foreach_norm([flat for _, flat in self._memories], math.inf) if self._on_gpu else ()
         fine = [torch.isfinite(torch.stack([each.double() for each in largest]))] if largest else []
         told = [*verdicts, *fine]
-        self._told = _Told(torch.cat(told).to(torch.int64)) if told else None
+        self._all = torch.cat(told).to(torch.int64) if told else None
+        self._told = None if self._all is None else _Told(self._all)
+
+    def refused(self) -> Tensor | None:
+        """1 if anything is not as it should be, else 0: on the device, where nobody waits for it. None of nothing."""
+        if self._all is None:
+            return None
+        ranks = (self._width - 1) // 2
+        right = (*(FINITE,) * ranks, *(1,) * ranks, FINITE) * self._number
+        right += (1,) * (self._all.numel() - len(right))
+        return (self._all != on_device(right, torch.int64, self._all.device)).any().to(torch.float32)
 
     def found(self) -> tuple[list[list[int]], Sequence[tuple[Layout, Tensor]]]:
         """The verdicts, and the memories that are not finite for sure."""

@@ -110,9 +110,9 @@ SHAPES = {"a": (3, 4), "b": (5,), "c": (0,), "d": (40,)}
 class Watched(Channel):
     """A channel that keeps the payloads it reads."""
 
-    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor) -> None:
+    def _receive_part(self, part: Part, payloads: Sequence[Payload], sent: Outgoing, out: Tensor, key: Key) -> None:
         self.seen += enumerate(payloads)
-        super()._receive_part(part, payloads, sent, out)
+        super()._receive_part(part, payloads, sent, out, key)
 
     seen: list[tuple[int, Payload]]
 

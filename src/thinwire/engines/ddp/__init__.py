@@ -49,7 +49,7 @@ def attach(
     *,
     moments: Moments | None = None,
     scaler: torch.amp.GradScaler | None = None,
-    nonfinite: Literal["raise", "skip"] = "raise",
+    nonfinite: Literal["raise", "skip", "late"] = "raise",
     seed: int = 0,
     ledger_every: int = 10,
     patience: float = 60.0,
@@ -60,7 +60,8 @@ def attach(
     Call it on every rank, once, after the optimizer is built. `optimizer` tells the step sizes that `MemSGD` needs,
     `moments=thinwire.moments.watch(ddp)` the second moments that `VGC` needs; `scaler` the loss scale, if there is one.
     A gradient with NaN or infinity on any rank raises `NonFiniteGradient` on all at the end of `backward()`, or with
-    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step; either way no state advances. Ranks that
+    `nonfinite="skip"` gives NaN gradients, so that the scaler skips the step, or with `nonfinite="late"` makes a fused
+    optimizer skip it and raises when the next forward pass begins, so that no GPU waits; no state advances. Ranks that
     do not come to `attach` within `patience` seconds of each other are named. `exchange` moves the bytes: "gather" (or
     None) gives everyone's messages to all, "server" makes each rank the server of a share of the numbers, a
     `thinwire.exchange.Hierarchy` is dense inside sites and by the rule between them, and an object takes the place of

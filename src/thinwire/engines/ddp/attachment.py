@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.ddp.hook import plug_of
+from thinwire.engines.ddp.late import check_late
 from thinwire.errors import AttachError
 from thinwire.exchange import Exchange
 
@@ -28,15 +29,17 @@ class Attachment:
     """Where second moments come from."""
     scaler: torch.amp.GradScaler | None = None
     """Who knows the loss scale."""
-    nonfinite: Literal["raise", "skip"] = "raise"
-    """What becomes of a step with NaN or infinity: an error, or NaN gradients."""
+    nonfinite: Literal["raise", "skip", "late"] = "raise"
+    """What becomes of a step with NaN or infinity: an error, NaN gradients, or an error later (see `late`)."""
     seed: int = 0
     ledger_every: int = 10
     """Steps between two measurements of norms; 0: none."""
 
     def __post_init__(self) -> None:
-        if self.nonfinite not in ("raise", "skip"):
-            raise AttachError(f'nonfinite must be "raise" or "skip", got {self.nonfinite!r}')
+        if self.nonfinite not in ("raise", "skip", "late"):
+            raise AttachError(f'nonfinite must be "raise", "skip" or "late", got {self.nonfinite!r}')
+        if self.nonfinite == "late":
+            check_late(self.optimizer, self.scaler)
 
     @property
     def scaled(self) -> bool:

@@ -29,6 +29,7 @@ from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMo
 from thinwire.engines.ddp.holding import Bucket, Holding, watch_use
 from thinwire.engines.ddp.hook import Plugs
 from thinwire.engines.ddp.laps import Laps, NoLaps
+from thinwire.engines.ddp.late import Late
 from thinwire.engines.ddp.two_hops import send_answers, send_shares
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
@@ -95,9 +96,22 @@ class Handle:
         self.plug: weakref.ref[Plugs] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
         self._used: set[str] | None = set() if holding.watches_use else None
+        self._late = Late(given.optimizer) if given.nonfinite == "late" and given.optimizer is not None else None
         hooks = [] if self._used is None else watch_use(holding.named, self._used)
+        if self._late is not None:
+            hooks += self._settling(holding)
         self._unwatch = weakref.finalize(self, _remove, hooks)
         self._unwatch.atexit = False
+
+    def _settling(self, holding: Holding) -> list[Any]:
+        """A hook by which the last step is settled when the next forward pass begins."""
+        ddp, settle = None if holding.ddp is None else holding.ddp(), weakref.WeakMethod(self.settle)
+
+        def before_forward(*_: Any) -> None:
+            if (call := settle()) is not None:
+                call()
+
+        return [] if ddp is None else [ddp.register_forward_pre_hook(before_forward)]
 
     @property
     def rule(self) -> Rule:
@@ -134,6 +148,8 @@ class Handle:
 
         It may be called at any moment, from a signal handler or another thread too: a step under way is not disturbed.
         """
+        if self._is_between_steps():
+            self.settle()
         return self._holding.save(self.channel) | ({} if self.auto is None else {"auto": self.auto.state()})
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
@@ -230,6 +246,8 @@ class Handle:
         if plug is not None:
             plug.unplug()
         self._unwatch()
+        if self._late is not None:
+            self._late.release()
         return self.state_dict()
 
     def exchange(self, bucket: Bucket) -> Future[Tensor]:
@@ -254,6 +272,7 @@ class Handle:
 
     def _begin(self) -> None:
         """Begin a step; one whose backward pass broke off is undone first."""
+        self.settle()
         self._give_up()
         self._threads = {threading.get_ident()}
         self._council.begin(f"step {self.channel.step}")
@@ -413,12 +432,35 @@ class Handle:
             self._deliver(self._judged(active=False))
             with suppress(NonFiniteGradient):
                 self._finish()
+        elif self._late is not None and not self._common.divides_by_active:
+            self._late.tell(self._agreed_refusal())
+            self._hand_over(Verdict(None, None, 1.0))
         elif self._judges_late:
             self._hand_over(Verdict(None, None, 1.0))
             at_end_of_backward(lambda: at_end_of_backward(self._judge_and_finish))
         else:
             self._deliver(self._judged(active=True))
             at_end_of_backward(lambda: at_end_of_backward(self._finish))
+
+    def _agreed_refusal(self) -> Tensor:
+        """1 where some rank cannot take the step, else 0: on the device."""
+        refused = self.channel.refused()
+        if refused is None:
+            self._attempt(self.channel.judge)
+            refused = torch.tensor(float(self.channel.fault is not None))
+        if self._errors:
+            refused.fill_(1.0)
+        if self._exchange.size > 1:
+            assert isinstance(self._exchange, Reduces)
+            self._exchange.reduce_(refused, "agreeing on the step").wait()
+        return refused.clamp_(max=1.0)
+
+    def settle(self) -> None:
+        """With `nonfinite="late"`: take the last step, or undo it on all ranks and raise, if that is not done yet."""
+        if self._late is not None and self._late.is_pending:
+            if self._late.heard():
+                self._judged(active=True)
+            self._finish()
 
     @property
     def _judges_late(self) -> bool:
@@ -577,7 +619,7 @@ class Handle:
         self.ledger.finish(skipped=fault is not None)
         if fault is None and self.auto is not None:
             self.auto.finish()
-        if fault is not None and self._given.nonfinite == "raise":
+        if fault is not None and self._given.nonfinite != "skip":
             raise fault if self._council is self._exchange else fault.of_site()
 
     def _give_up(self) -> None:
@@ -587,10 +629,15 @@ class Handle:
             self.auto.begin()
         self.channel.abandon()
 
+    def _is_between_steps(self) -> bool:
+        """Whether the thread that trains asks, outside any backward pass."""
+        return torch._C._current_graph_task_id() == -1 and threading.get_ident() in self._threads
+
     def _check_between_steps(self, what: str) -> None:
         """Refuse what would tear a step in two. One whose backward pass broke off is none: no pass of its is left."""
-        here = torch._C._current_graph_task_id() == -1 and threading.get_ident() in self._threads
-        if self.channel.moving and not here:
+        if self._is_between_steps():
+            self.settle()
+        elif self.channel.moving:
             raise StateError(
                 f"{what} was called in the middle of step {self.channel.step}: call it between steps, from the thread "
                 "that trains. (state_dict may be called at any moment: it gives the last finished step)"

@@ -44,11 +44,22 @@ def handle_of(
     check_one_backward(channel)
     check_momentum(channel, step_sizes)
     warn_of_optimizer(channel, step_sizes, stacklevel=depth)
+    _check_late(method, holding, exchange, given)
     handle = Handle(holding, channel, exchange, given, step_sizes)
     if isinstance(method, Auto):
         text = str(Auto(chosen.rule))
         handle.steer(Autopilot(channel, _able_to_reduce(exchange, holding), handle.ledger, text, chosen.why))
     return handle
+
+
+def _check_late(method: Rule | Auto, holding: Holding, exchange: Exchange, given: Attachment) -> None:
+    """Refuse to leave the verdict for later where ranks cannot agree on it on the device."""
+    able = holding.ddp is not None and isinstance(exchange, Reduces) and not isinstance(exchange, Sharded)
+    if given.nonfinite == "late" and (isinstance(method, Auto) or not able):
+        raise AttachError(
+            'nonfinite="late" is for a DDP model under one rule, with the exchange of its own process group: leave '
+            'exchange= out and name a rule, or use nonfinite="raise"'
+        )
 
 
 def _chosen(method: Rule | Auto, holding: Holding, optimizer: Optimizer | None) -> Recommended:
