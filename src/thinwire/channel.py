@@ -6,7 +6,7 @@ import math
 import struct
 import zlib
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,89 +18,30 @@ from thinwire.feedback.auto import dense_form
 from thinwire.feedback.family.participation import takes_part
 from thinwire.hub import Answer, Answers, Hub, Shares, Subject
 from thinwire.layout import Layout
-from thinwire.ops import Key, block_norms, first_nonfinite
-from thinwire.ops.blocks import WHOLE
+from thinwire.ops import Key, first_nonfinite
+from thinwire.outgoing import (
+    Given,
+    Norms,
+    Outgoing,
+    Template,
+    are_fixed,
+    elements_of,
+    flagged,
+    norms_of,
+    summand_of,
+    without,
+)
 from thinwire.owners import Owners
 from thinwire.payload import Empty, Payload
-from thinwire.payload.base import Count, both_counts
 from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, rows_of, write
-from thinwire.payload.sums import Summand, read_total
-from thinwire.replay import Now, Replays, Told, Work, is_on
+from thinwire.payload.sums import read_total
+from thinwire.replay import Now, Replays
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
 from thinwire.store import ParameterInfo, Store
 from thinwire.whole import Whole
 
 COMMON = 1
 """The place of what all ranks hold alike among a channel's stores."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What one worker gives for one bucket, laid out as the bucket is; none of it is changed."""
-
-    gradients: Tensor
-    """Times `scale`."""
-    step_sizes: Mapping[str, float] | None = None
-    """Of every parameter. Where a rule needs one and it is zero, the parameter's state stays as it is, and zeros are
-    sent for it: no size of a message may depend on what one rank alone believes."""
-    scale: float = 1.0
-    """The loss scale, by which the result is multiplied again."""
-    used: Sequence[bool] | None = None
-    """Which pieces some rank used; the others take no part, and their state stays as it is."""
-    moment: Tensor | None = None
-    """Second moments where a rule needs them, zeros elsewhere; *not* scaled."""
-    previous: Tensor | None = None
-    """Gradients of the same samples at the previous point, times `scale`."""
-    measure: bool = False
-    """Whether the ledger wants norms."""
-    mark: int = 0
-    """A number that all ranks must have in common, such as a digest of the step sizes."""
-
-
-@dataclass(frozen=True)
-class Norms:
-    """Squared norms of one worker's gradient and of what it has not said, for one parameter."""
-
-    gradient: Tensor
-    residual: Tensor | None
-    step_size: float | None = None
-    """The step size that both are to be multiplied by, where the rule keeps its memory in units of updates."""
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A letter on its way, and what is needed to read the answers."""
-
-    letter: Letter
-    expected: Expected
-    fixed: bool
-    """Whether every rank's letter is as long as this one."""
-    elements: Count
-    """How many numbers the letter holds, where its formats count them."""
-    layout: Layout
-    parts: tuple[Part, ...]
-    scale: float
-    norms: Mapping[str, Norms]
-    alike: Hashable | None = None
-    """What this step has in common with others of the same work, if that is known."""
-    summand: Summand | None = None
-    """What may be added up on its way in place of the letter."""
-    shares: Shares | None = None
-    """Letters to every owner in place of the letter, which is then this rank's to itself."""
-
-    @property
-    def message(self) -> Tensor:
-        """The bytes that travel."""
-        return self.letter.message
-
-
-@dataclass(frozen=True)
-class Template:
-    """What is known of a letter without looking at the device that it lies on."""
-
-    fields: tuple[bytes, ...]
-    fixed: bool
-    elements: Count
 
 
 class Channel:
@@ -243,13 +184,13 @@ class Channel:
         return Outgoing(
             letter=write(payloads, expected.digest, flag, self.rank) if shares is None else shares.letters[self.rank],
             expected=expected,
-            fixed=_are_fixed(parts, payloads),
-            elements=_elements(payloads),
+            fixed=are_fixed(parts, payloads),
+            elements=elements_of(payloads),
             layout=layout,
             parts=parts,
             scale=given.scale,
             norms=self._norms(layout, parts, given),
-            summand=None if shares is not None else _summand(parts, payloads, flag),
+            summand=None if shares is not None else summand_of(parts, payloads, flag),
             shares=shares,
         )
 
@@ -257,14 +198,14 @@ class Channel:
         self, layout: Layout, parts: Sequence[Part], given: Given, now: Now, mute: Sequence[Collection[str]]
     ) -> tuple[Tensor, list[Payload]]:
         """What the rules of all parts say, behind the flag."""
-        flag, given = _flagged(layout, given)
+        flag, given = flagged(layout, given)
         signals = [self._signal(part, layout, given, ratios) for part, ratios in zip(parts, now.ratios, strict=True)]
         every = zip(parts, signals, mute, strict=True)
         return flag, [self._payload(part, signal, held, now.key) for part, signal, held in every]
 
     def _pattern(self, layout: Layout, parts: Sequence[Part], given: Given) -> Hashable | None:
         """What a step has in common with those in which the GPU does the same with other numbers; None if nothing."""
-        if not given.gradients.is_cuda or given.moment is not None or given.previous is not None or not is_on():
+        if not given.gradients.is_cuda or given.moment is not None or given.previous is not None:
             return None
         patterns = tuple(part.rule.pattern(self._key()) for part in parts)
         steady = all(
@@ -289,8 +230,8 @@ class Channel:
             own = replace(given, gradients=read[0])
             flag, payloads = self._said(layout, parts, own, now, [()] * len(parts))
             assert now.digest is not None
-            letter, fixed = write(payloads, now.digest, flag, self.rank), _are_fixed(parts, payloads)
-            return [letter.message], Template(letter.fields, fixed, _elements(payloads))
+            letter, fixed = write(payloads, now.digest, flag, self.rank), are_fixed(parts, payloads)
+            return [letter.message], Template(letter.fields, fixed, elements_of(payloads))
 
         stepped = tuple(ratios is None for ratios in now.ratios)
         (message,), template = self._replays.do(("send", alike, stepped), [given.gradients], [], now, work)
@@ -387,7 +328,7 @@ class Channel:
         if not held:
             return self._sent(part, signal, key)
         self._underway.held.update(held)
-        nothing = replace(signal, value=_without(held, part.layout, signal.value.clone()))
+        nothing = replace(signal, value=without(held, part.layout, signal.value.clone()))
         self.worker.clear_pieces(part.layout, held)
         payload = self._sent(part, nothing, key)
         self.worker.restore_pieces(part.layout, held)
@@ -406,7 +347,7 @@ class Channel:
         """What the ledger wants to know of what was given and not sent, if it does."""
         if not given.measure:
             return {}
-        _, given = _flagged(layout, given)
+        _, given = flagged(layout, given)
         measured = [self._measure(part, self._signal(part, layout, given, None)) for part in parts]
         return {name: norms for each in measured for name, norms in each.items()}
 
@@ -414,13 +355,7 @@ class Channel:
         residual = part.rule.residual(signal, self.worker.bind(part.layout))
         needed = Need.STEP_SIZE in part.rule.needs
         sizes = {**self.step_sizes, **self._underway.step_sizes} if needed else {}  # in whose units the memories are
-        names = [piece.name for piece in part.layout.pieces]
-        given = _squared_norms(signal.value, part.layout)
-        kept: Sequence[Tensor | None] = (
-            [None] * len(names) if residual is None else _squared_norms(residual, part.layout)
-        )
-        every = zip(names, given, kept, strict=True)
-        return {name: Norms(gradient, unsaid, sizes.get(name)) for name, gradient, unsaid in every}
+        return norms_of(signal.value, residual, part.layout, sizes)
 
     def _expected(self, layout: Layout, parts: Sequence[Part], mark: int) -> Expected:
         """What every rank's letter about this bucket must have in common with this rank's."""
@@ -447,7 +382,7 @@ class Channel:
         Where what is given or remembered is not finite, neither is the mean over ranks: all see it in what they
         receive.
         """
-        flag, clean = _flagged(layout, given)
+        flag, clean = flagged(layout, given)
         parts, sizes = self._parts(layout, clean.used), clean.step_sizes
         mute = [self._held(part, sizes) for part in parts]
         payloads: list[Payload] = []
@@ -503,8 +438,7 @@ class Channel:
             fine = torch.ones(self.size, dtype=torch.int64, device=out.device)
             return [torch.cat([fine.neg(), fine, first_nonfinite(read[0], layout).view(1)])], None
 
-        do = self._replays.do if is_on() else _at_once
-        (verdict,), _ = do(("look", layout, out.dtype), [out], [], Now(self._key()), work)
+        (verdict,), _ = self._replays.do(("look", layout, out.dtype), [out], [], Now(self._key()), work)
         self._underway.unjudged.append(Unjudged((), None, layout, out, verdict))
 
     def _receive_unjudged(self, sent: Outgoing, messages: Sequence[Tensor] | Tensor, out: Tensor) -> Tensor:
@@ -519,9 +453,8 @@ class Channel:
             return [torch.cat([contents.flags, contents.sound, overflow])], None
 
         self._begin_receiving(sent)
-        do = self._replays.do if sent.alike is not None and is_on() else _at_once
-        what = "receive", sent.alike, rows.shape, out.dtype
-        (verdict,), _ = do(what, [rows, sent.message], [out], Now(self._key()), work)
+        what = None if sent.alike is None else ("receive", sent.alike, rows.shape, out.dtype)
+        (verdict,), _ = self._replays.do(what, [rows, sent.message], [out], Now(self._key()), work)
         self._underway.unjudged.append(Unjudged(rows, sent.expected, sent.layout, out, verdict))
         return out
 
@@ -618,69 +551,3 @@ class Channel:
 
     def _key(self) -> Key:
         return Key(self.seed, self.step, self.rank)
-
-
-def longest_message(layout: Layout) -> int:
-    """A bound in bytes that no message about these parameters reaches, whatever its format."""
-    return 1024 + 256 * len(layout.pieces) + 32 * layout.numel
-
-
-def _flagged(layout: Layout, given: Given) -> tuple[Tensor, Given]:
-    """The place of the first piece that is not finite, and what is sent: on a CPU zeros in place of such numbers.
-
-    On a GPU nobody waits to know: whatever is sent is refused.
-    """
-    flag = first_nonfinite(given.gradients, layout)
-    for more in (given.moment, given.previous):
-        if more is not None:
-            flag = torch.where(flag == FINITE, first_nonfinite(more, layout), flag)
-    if flag.is_cuda or int(flag) == FINITE:
-        return flag, given
-    zeros = torch.zeros_like(given.gradients)
-    moment, previous = (None if more is None else zeros for more in (given.moment, given.previous))
-    return flag, replace(given, gradients=zeros, moment=moment, previous=previous)
-
-
-def _at_once(
-    what: Hashable, read: Sequence[Tensor], written: Sequence[Tensor], now: Now, work: Work[Told]
-) -> tuple[list[Tensor], Told]:
-    """As `Replays.do`, without a recording."""
-    return work(read, written, now)
-
-
-def _are_fixed(parts: Sequence[Part], payloads: Sequence[Payload]) -> bool:
-    """Whether every rank's letter is as long as this one."""
-    return all(payload.fixed and not part.rule.varies for part, payload in zip(parts, payloads, strict=True))
-
-
-def _squared_norms(flat: Tensor, layout: Layout) -> Sequence[Tensor]:
-    """Of each piece; on a GPU in a few launches."""
-    if not flat.is_cuda or any(piece.numel == 0 for piece in layout.pieces):
-        return [view.square().sum() for _, view in layout.views(flat)]
-    return block_norms(flat, layout, WHOLE, order=2).square().unbind()
-
-
-def _elements(payloads: Sequence[Payload]) -> Count:
-    total: Count = 0
-    for payload in payloads:
-        total = both_counts(total, payload.elements)
-    return total
-
-
-def _summand(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor) -> Summand | None:
-    """The numbers of a message about parameters of one rule, where that rule wants no more than their mean.
-
-    On a GPU there is none so far: who has the sum only has to wait to know whether it is sound.
-    """
-    if len(parts) != 1 or not parts[0].rule.averages or flag.is_cuda:
-        return None
-    numbers = payloads[0].summand
-    return None if numbers is None else Summand(payloads[0], numbers, flag)
-
-
-def _without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
-    """Set some pieces to zero, in place."""
-    for piece, view in layout.views(flat):
-        if piece.name in names:
-            view.zero_()
-    return flat

@@ -9,8 +9,8 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from thinwire.channel import Norms
 from thinwire.exchange import Traffic, allreduce_bytes
+from thinwire.outgoing import Norms
 
 PATIENCE = 256
 """How many buckets' norms may wait to be read: reading makes the host wait for a GPU."""

@@ -145,7 +145,7 @@ class Underway:
         self.fault: Fault | None = None
         """What was not finite, as far as was judged."""
         self._memories_checked = False
-        self._look: Look | None = None
+        self._look: Inspection | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -178,7 +178,7 @@ class Underway:
         return True
 
     def judge(self, rank: int, ranks: int) -> None:
-        """Look at what was received without waiting, and once at what is remembered after it."""
+        """Inspection at what was received without waiting, and once at what is remembered after it."""
         self.look()
         assert self._look is not None
         verdicts, suspects = self._look.found()
@@ -196,7 +196,7 @@ class Underway:
     def overflow(self, parts: Sequence[Part]) -> str | None:
         """The first parameter of some parts of which this worker remembers what is not finite."""
         memories = [pair for part in parts for pair in self._worker.vectors(part.layout)]
-        for layout, flat in Look([], memories).found()[1]:
+        for layout, flat in Inspection([], memories).found()[1]:
             if (place := int(first_nonfinite(flat, layout))) != FINITE:
                 return layout.pieces[place].name
         return None
@@ -206,7 +206,7 @@ class Underway:
         waits for the GPU."""
         if self._look is None:
             memories = [] if self._memories_checked else self._memories()
-            self._look = Look([one.verdict for one in self.unjudged], memories)
+            self._look = Inspection([one.verdict for one in self.unjudged], memories)
 
     def refused(self) -> Tensor | None:
         """What `judge` will find, as 0 or 1 on the device that it is known on; None where that is the host."""
@@ -245,7 +245,7 @@ class Underway:
         self.fault, self._memories_checked, self._look = None, False, None
 
 
-class Look:
+class Inspection:
     """A look at some verdicts, and at memories that may hold NaN or infinity: on a GPU by each one's largest magnitude,
     in a few launches, and one wait."""
 

@@ -23,6 +23,7 @@ MODULES = {
     "exponents": KERNEL,
     "lockfree": f"an alias for code that imports the engine's old place; {MEASURED}",
     "plan": "how moments are taken, and what linear's threads do: both are plans",
+    "precondition": KERNEL,
     "quantise": KERNEL,
     "runs": PAPER,
     "sections": f"{PAPER}, and so have training and the laboratory",

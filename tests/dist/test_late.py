@@ -118,5 +118,3 @@ def test_what_cannot_skip_a_step_is_refused(tmp_path: Path) -> None:
     for said in run_world(2, refusing, folder=tmp_path):
         words = ["fused=True", "fused=True", 'nonfinite="skip"', "exchange= out", "exchange= out"]
         assert all(word in text for word, text in zip(words, said, strict=True)), said
-
-

@@ -19,7 +19,8 @@ from thinwire import (
     Route,
     TopK,
 )
-from thinwire.channel import Channel, Given, Outgoing
+from thinwire.channel import Channel
+from thinwire.outgoing import Given, Outgoing
 from thinwire.payload import Empty, Flagged, Partial, Payload, Reader, SparseWords, Sum, chunks_of
 from thinwire.payload.letter import read_one
 from thinwire.payload.message import Chunk, join

@@ -15,11 +15,11 @@ from tests.methods import METHODS
 from torch import Tensor
 
 from thinwire import Channel, EF21Plus, Feedback, Identity, Layout, MemSGD, RandK, TopK
-from thinwire.channel import Given
 from thinwire.engines.elastic import Roster, Transaction, enter_, settle_, shares
 from thinwire.engines.elastic.membership import mean_of
 from thinwire.errors import AttachError
 from thinwire.feedback.increments import Increments
+from thinwire.outgoing import Given
 
 
 def is_resizable(rule: Feedback) -> bool:

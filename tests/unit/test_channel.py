@@ -28,11 +28,12 @@ from thinwire import (
     ScaledSign,
     TopK,
 )
-from thinwire.channel import Channel, Given, Outgoing
+from thinwire.channel import Channel
 from thinwire.checkpoint import save
 from thinwire.errors import AttachError, NonFiniteGradient, WireError
 from thinwire.layout import Layout
 from thinwire.ops import first_nonfinite
+from thinwire.outgoing import Given, Outgoing
 from thinwire.payload import Dense, Empty, Payload, pack_payload
 from thinwire.payload.letter import CHECKED, FINITE, sign_
 from thinwire.payload.message import fields

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from thinwire import EF21, EF21P, QSGD, HardThreshold, Identity, Key, Layout, MemSGD, Plain, Simulation, TopK
-from thinwire.channel import Norms
 from thinwire.errors import NonFiniteGradient
 from thinwire.exchange import Traffic
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Norms
 
 
 def norms(gradient: float, residual: float | None) -> Norms:

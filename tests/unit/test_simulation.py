@@ -30,9 +30,9 @@ from thinwire import (
     simulate,
     theory,
 )
-from thinwire.channel import Given
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, StepSizeWarning, ThinwireError
 from thinwire.feedback import Need
+from thinwire.outgoing import Given
 from thinwire.problems import FiniteSum, file_order, load_dataset, logistic_regression
 from thinwire.problems.minibatches import Minibatches
 from thinwire.updates import Normalised

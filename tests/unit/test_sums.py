@@ -10,10 +10,10 @@ from tests.methods import COMPRESSORS, METHODS
 
 import thinwire
 from thinwire import Channel, Key, Layout
-from thinwire.channel import Given
 from thinwire.engines.crowd import Crowd
 from thinwire.feedback import Feedback, Round, Signal
 from thinwire.feedback.base import mean_into
+from thinwire.outgoing import Given
 from thinwire.payload import Dense
 from thinwire.payload.letter import FINITE, Expected
 from thinwire.payload.sums import Summand, Total, add_up, read_total, write_shares, write_total

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire import VGC, Hybrid, Key, Layout, MemSGD, Plain, Route, ScaledSign, Simulation, Target, TopK, Warmup
-from thinwire.channel import Channel, Given
+from thinwire.channel import Channel
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient
 from thinwire.feedback import Feedback, Need, Signal, State
 from thinwire.moments import watch
+from thinwire.outgoing import Given
 from thinwire.payload import Payload
 
 

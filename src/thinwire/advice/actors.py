@@ -23,12 +23,13 @@ from torch.optim import Optimizer
 
 import thinwire
 from thinwire.advice.candidates import one_bucket, outer_of, own_optimizer
-from thinwire.channel import Channel, Given, Outgoing
+from thinwire.channel import Channel
 from thinwire.engines.ddp.hook import plug_in
 from thinwire.errors import ConfigError
 from thinwire.feedback import Rule
 from thinwire.lab.contender import Computed, Computing, Replayed
 from thinwire.lab.setting import ALONE, DENSE, LabSetting, is_rule, powersgd_rank
+from thinwire.outgoing import Given, Outgoing
 from thinwire.training.config import OPTIMIZERS
 from thinwire.training.tasks import Task
 from thinwire.training.torch_hooks import ONE_BUCKET_MB, powersgd_state, register

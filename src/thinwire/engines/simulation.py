@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Given, Outgoing, longest_message
+from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
 from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need, warn_of_optimizer
@@ -23,6 +23,7 @@ from thinwire.hub import Answer, Shares
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
+from thinwire.outgoing import Given, Outgoing, longest_message
 from thinwire.owners import Owners
 from thinwire.payload.base import Count, both_counts, mean_count
 from thinwire.payload.letter import letter_size

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import thinwire
-from thinwire.channel import Channel, Given
+from thinwire.channel import Channel
 from thinwire.exchange import Exchange, Sharded, allreduce_bytes
 from thinwire.lab.setting import ALONE, LabSetting, is_rule, rule_and_exchange
+from thinwire.outgoing import Given
 from thinwire.training.config import TORCH_METHODS
 from thinwire.training.tasks import Task
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from thinwire.channel import Channel, Given, Outgoing
+from thinwire.channel import Channel
 from thinwire.errors import AttachError, ConfigError
 from thinwire.exchange import adds_up, allgather_bytes, allreduce_bytes, owners_among
 from thinwire.exchange.emulated import LATENCY
 from thinwire.exchange.group import DIRECT
 from thinwire.feedback import Need
+from thinwire.outgoing import Given, Outgoing
 from thinwire.owners import LEAST
 from thinwire.spec import parse
 from thinwire.timeline import GATHER, SHARES, SUM, TELL, Collective, Compute, Kind, Shipment, Wire, step_time

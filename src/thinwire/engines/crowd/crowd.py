@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.channel import Norms
 from thinwire.engines.crowd.joint import JointKey, first_rows, int64
 from thinwire.engines.crowd.stack import Stack
 from thinwire.engines.rounds import Stacked
@@ -21,6 +20,7 @@ from thinwire.feedback.family.participation import tosses
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key, first_nonfinite
+from thinwire.outgoing import Norms
 from thinwire.payload import Empty, Flagged, Payload
 from thinwire.payload.base import mean_count
 from thinwire.payload.letter import FINITE, letter_size

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Given
+from thinwire.channel import Channel
 from thinwire.engines.auto import BucketFacts, Mode, Pilot, Probe, Report, Tell
 from thinwire.engines.auto.modes import Rows, Talk
 from thinwire.engines.ddp.agreement import Loadable
@@ -26,6 +26,7 @@ from thinwire.errors import StateError, WireError
 from thinwire.exchange import Reduces
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Given
 from thinwire.whole import Whole
 
 

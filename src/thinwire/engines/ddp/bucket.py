@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.channel import Channel, Outgoing
+from thinwire.channel import Channel
 from thinwire.errors import AttachError, MomentError
 from thinwire.exchange import Exchange, Incoming
 from thinwire.feedback import Need
 from thinwire.hub import Answer
 from thinwire.layout import Layout, Piece
+from thinwire.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments

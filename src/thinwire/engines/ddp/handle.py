@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.futures import Future
 
-from thinwire.channel import Channel, Given, longest_message
+from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, prepared
 from thinwire.compressors import Identity
 from thinwire.engines.auto import Mode
@@ -23,26 +23,22 @@ from thinwire.engines.ddp.agreement import Loadable, load_together_, marked_anyw
 from thinwire.engines.ddp.aside import Aside
 from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.autopilot import Autopilot, WithChoices, choices_of
-from thinwire.engines.ddp.averaging import Averaging
 from thinwire.engines.ddp.beside import Folder, gather_states, is_anywhere, read_beside, save_beside
-from thinwire.engines.ddp.bucket import Arrival, Delivery, MemoryOrder, SecondMoments
+from thinwire.engines.ddp.bucket import Delivery, MemoryOrder, SecondMoments
 from thinwire.engines.ddp.holding import Bucket, Holding, watch_use
 from thinwire.engines.ddp.hook import Plugs
-from thinwire.engines.ddp.laps import Laps, NoLaps
 from thinwire.engines.ddp.late import Late
-from thinwire.engines.ddp.two_hops import send_answers, send_shares
+from thinwire.engines.ddp.post import Post
 from thinwire.engines.ddp.verdict import Common, Verdict
 from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.needs import warn_of_decay
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import MomentError, NonFiniteGradient, PeerLost, StateError, ThinwireError, WireError
-from thinwire.exchange import Exchange, Incoming, Reduces, Scatters, Sharded, Traffic, adds_up
-from thinwire.exchange.bundle import FULL, SHORT, gather_together
+from thinwire.exchange import Exchange, Reduces
 from thinwire.feedback import Plain, Rule
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
-from thinwire.payload.letter import Contents
-from thinwire.payload.sums import add_up, write_shares, write_total
+from thinwire.outgoing import Given
 
 MEAN = Plain(Identity())
 """The rule that is nothing but the mean over ranks."""
@@ -81,17 +77,11 @@ class Handle:
         self._moments = None if moments is None else SecondMoments(channel, moments, self._parameters)
         self._common = Common(holding.ddp, channel, step_sizes, holding.shard)
         self._buckets: dict[tuple[str, ...], tuple[Layout, MemoryOrder]] = {}
-        self._errors: list[ThinwireError] = []
+        self._post, self._aside = Post(channel, exchange, self.ledger), Aside()
         self._deliveries: list[Delivery] = []
-        self._arrivals: list[Arrival] = []
-        self._waiting: list[Arrival] = []
-        self._means: list[Averaging] = []
         self._scale = 1.0
-        self._reduces, self._scatters = isinstance(exchange, Reduces), isinstance(exchange, Scatters)
-        self._aside = Aside()
         self.auto: Autopilot | None = None
         """Who says how buckets travel, where that is not the rule's alone."""
-        self._laps: Laps = NoLaps()
         self._threads: set[int] = set()
         self.plug: weakref.ref[Plugs] | None = None  # weak, or model and handle would wait for the garbage collector
         self._warned = False
@@ -120,7 +110,7 @@ class Handle:
 
     def steer(self, auto: Autopilot) -> None:
         """Have each bucket travel as an autopilot says."""
-        self.auto, self._laps = auto, auto.laps
+        self.auto, self._post.laps = auto, auto.laps
 
     def explain(self) -> str:
         """How buckets travel and why; under `auto` with all that was measured and every change of mind.
@@ -221,10 +211,10 @@ class Handle:
             sent, what = dense.send(dense.layout([name]), Given(update)), f"memory of {name!r}"
             incoming = self._exchange.gather(sent.message, fixed=True, longest=0, what=what)
             self.ledger.book(incoming.traffic)
-            self._attempt(partial(dense.receive, sent, incoming.wait(), update))
-        self._attempt(dense.judge)
+            self._post.attempt(partial(dense.receive, sent, incoming.wait(), update))
+        self._post.attempt(dense.judge)
         error = self._verdict(dense, active=True).error or dense.finish()
-        self._errors = []
+        self._post.errors = []
         if error is not None:
             raise error
         norm = self._holding.apply(updates)
@@ -253,15 +243,16 @@ class Handle:
     def exchange(self, bucket: Bucket) -> Future[Tensor]:
         """Exchange one bucket: what the comm hook does."""
         try:
-            self._laps.lap("compute", bucket.index())
+            self._post.laps.lap("compute", bucket.index())
             if bucket.index() == 0:
                 self._begin()
             with self._aside.of(bucket.buffer()):
                 delivery = self._send(bucket)
-                self._laps.lap("encode", bucket.index())
-                self._receive_early()
+                self._post.laps.lap("encode", bucket.index())
                 if bucket.is_last():
                     self._receive_all()
+                elif self.auto is None:
+                    self._post.receive_early()
             if bucket.is_last():
                 self._end()
             return delivery.result
@@ -290,7 +281,7 @@ class Handle:
         mode = Mode.COMPRESSED if self.auto is None else self.auto.mode(layout)
         if self._is_mean(layout, flat):
             delivery = Delivery(flat, flat, order)
-            self._average(layout, flat, bucket.index())
+            self._post.average(layout, flat, bucket.index())
         elif mode is not Mode.COMPRESSED and self.auto is not None and self.auto.is_bare(layout):
             delivery = Delivery(flat, flat, order)  # the ranks' buffers are in one order
             self.auto.average_bare(flat)
@@ -298,23 +289,15 @@ class Handle:
             delivery = Delivery(flat, order.logical(flat), order)
             self._say(layout, delivery.gradient, mode, bucket.index())
         self._deliveries.append(delivery)
-        self._send_waiting(FULL if not bucket.is_last() else 1)
+        self._post.sent(last=bucket.is_last())
         return delivery
 
     def _is_mean(self, layout: Layout, flat: Tensor) -> bool:
         """Whether nothing is asked of a bucket on a GPU but its mean, which the exchange takes itself. (On a CPU it is
         added up in rank order, as a simulation does.)"""
-        if not (flat.is_cuda and self.auto is None and self._used is None and self._reduces):
+        if not (flat.is_cuda and self.auto is None and self._used is None and self._post.reduces):
             return False
         return all(self.channel.rules[piece.name] == MEAN for piece in layout.pieces)
-
-    def _average(self, layout: Layout, flat: Tensor, place: int) -> None:
-        """Start to replace a bucket by its mean over all ranks."""
-        assert isinstance(self._exchange, Reduces)
-        averaging = Averaging.bare(self._exchange, flat, layout, f"bucket {place}", half=False)
-        for traffic in averaging.traffics:
-            self.ledger.add(traffic, layout.numel, {}, layout.numel)
-        self._means.append(averaging)
 
     def _say(self, layout: Layout, gradient: Tensor, mode: Mode, place: int) -> None:
         """Start to exchange what rules have to say of a bucket, compressed or whole."""
@@ -322,11 +305,10 @@ class Handle:
         if self.auto is not None and mode is not Mode.COMPRESSED:
             self.auto.average(given, gradient)
             return
-        arrival = Arrival(self.channel.send(layout, given), gradient, place)
+        sent = self.channel.send(layout, given)
         if self.auto is not None:
-            self.auto.compressed(arrival.sent.message.numel())
-        self._arrivals.append(arrival)
-        self._start(arrival)
+            self.auto.compressed(sent.message.numel())
+        self._post.send(sent, gradient, place)
 
     def _given_of(self, layout: Layout, gradient: Tensor) -> Given:
         scale = self._scale
@@ -339,49 +321,6 @@ class Handle:
             measure=self.ledger.due(self.channel.step),
             mark=self._common.mark,
         )
-
-    def _start(self, arrival: Arrival) -> None:
-        """Send a message on its way, to be gathered or added up; a short one waits for the next."""
-        sent, exchange = arrival.sent, self._exchange
-        own = sent.summand
-        if isinstance(exchange, Sharded):
-            self._send_shares(exchange, arrival)
-        elif own is not None and self._scatters and adds_up(own.numbers.nbytes, exchange.size):
-            assert isinstance(exchange, Scatters)
-            shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
-            arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
-            self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
-        elif sent.message.numel() >= SHORT or sent.message.is_cuda:
-            self._gather([arrival])
-        else:
-            self._waiting.append(arrival)
-
-    def _send_waiting(self, least: int) -> None:
-        """Send what waits off, if it is so many bytes."""
-        if sum(each.sent.message.numel() for each in self._waiting) >= least:
-            waiting, self._waiting = self._waiting, []
-            self._gather(waiting)
-
-    def _gather(self, arrivals: Sequence[Arrival]) -> None:
-        """Start to gather the messages of some buckets in one collective."""
-        try:
-            parts = gather_together(
-                self._exchange,
-                [one.sent.message for one in arrivals],
-                fixed=all(one.sent.fixed for one in arrivals),
-                longest=sum(longest_message(one.sent.layout) for one in arrivals),
-                what=" and ".join(one.what for one in arrivals),
-            )
-        except WireError as error:  # a length that cannot be: every rank has heard it, and none gathers these buckets
-            self._errors.append(error)
-            return
-        for one, part in zip(arrivals, parts, strict=True):
-            one.incoming = part
-            self._book(one, part.traffic)
-
-    def _book(self, arrival: Arrival, traffic: Traffic) -> None:
-        sent = arrival.sent
-        self.ledger.add(traffic, sent.layout.numel, sent.norms, sent.elements)
 
     def _bucket(self, bucket: Bucket) -> tuple[Layout, MemoryOrder]:
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
@@ -401,21 +340,12 @@ class Handle:
         errors: list[MomentError] = []
         terms = moments.terms(layout)
         moment = moments.take(layout, scale, errors)
-        self._errors += errors
+        self._post.errors += errors
         try:
             moments.check_terms(layout, terms, self._council)
         except ThinwireError as error:
-            self._errors.append(error)
+            self._post.errors.append(error)
         return moment
-
-    def _receive_early(self) -> None:
-        """On a GPU, turn earlier buckets' messages into gradients while the backward pass goes on: nobody waits for
-        them, for what they say is judged at the end of the step."""
-        early = self.auto is None and not isinstance(self._exchange, Sharded)
-        for arrival in self._arrivals[:-1] if early else ():
-            if arrival.incoming is not None and arrival.sent.fixed and arrival.gradient.is_cuda:
-                incoming, arrival.incoming = arrival.incoming, None
-                self._receive_from(incoming, arrival)
 
     def _end(self) -> None:
         """Agree on whether the step is taken, hand over the gradients, and finish once DDP has written them.
@@ -446,9 +376,9 @@ class Handle:
         """1 where some rank cannot take the step, else 0: on the device."""
         refused = self.channel.refused()
         if refused is None:
-            self._attempt(self.channel.judge)
+            self._post.attempt(self.channel.judge)
             refused = torch.tensor(float(self.channel.fault is not None))
-        if self._errors:
+        if self._post.errors:
             refused.fill_(1.0)
         if self._exchange.size > 1:
             assert isinstance(self._exchange, Reduces)
@@ -485,133 +415,53 @@ class Handle:
             try:
                 self.auto.end_step(self._common.mark)
             except WireError as error:  # all ranks have seen the same
-                self._errors.append(error)
+                self._post.errors.append(error)
 
     def _hand_over(self, verdict: Verdict) -> None:
         """Give DDP what it waits for."""
         for delivery in self._deliveries:
             delivery.deliver(verdict.taken, verdict.factor)
-        self._deliveries, self._arrivals, self._means = [], [], []
+        self._deliveries = []
+        self._post.clear()
+
+    def _receive_all(self) -> None:
+        """Receive all buckets, and begin to look at what came."""
+        self._post.receive_all()
+        if self.auto is not None:
+            self.auto.receive()
+        self._post.attempt(self.channel.look)
 
     def _judged(self, active: bool) -> Verdict:
         """What becomes of the step: ranks ask each other, unless all of them saw the same of every bucket."""
-        self._attempt(self.channel.judge)
+        self._post.attempt(self.channel.judge)
         alike = self.auto is not None and not self.auto.needs_verdict and not self._common.divides_by_active
         verdict = Verdict(None, self.channel.fault, 1.0) if alike else self._verdict(self.channel, active=active)
-        self._laps.lap("verdict")
+        self._post.laps.lap("verdict")
         return verdict
 
     def _forget_use(self) -> None:
         if self._used is not None:
             self._used.clear()
 
-    def _receive_all(self) -> None:
-        """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
-        for arrival in self._arrivals:
-            if arrival.incoming is not None and arrival.in_shares:
-                arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
-        if isinstance(self._exchange, Sharded):
-            self._answer(self._exchange)
-        for arrival in self._arrivals:
-            if arrival.incoming is not None:
-                self._receive_from(arrival.incoming, arrival)
-        for averaging in self._means:
-            averaging.receive(self.channel)
-        if self.auto is not None:
-            self.auto.receive()
-        self._attempt(self.channel.look)
-
-    def _receive_from(self, incoming: Incoming, arrival: Arrival) -> None:
-        try:
-            messages = incoming.wait()
-        except WireError as error:  # those that travelled together cannot be told apart
-            self._errors.append(error)
-        else:
-            self._laps.lap("wait", arrival.place)
-            self._attempt(partial(self._receive, arrival, messages))
-        self._laps.lap("decode", arrival.place)
-
-    def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
-        """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait
-        all the same: they get zeros, and hear by the verdict that no rank takes the step."""
-        sent, own = arrival.sent, arrival.sent.summand
-        assert own is not None
-        total = own.numbers.new_zeros(own.share(self._exchange.size))
-
-        def add() -> None:
-            arrival.flags, found = add_up(letters, own, sent.expected)
-            total.copy_(found)
-
-        self._attempt(add)
-        message = write_total(total, own, sent.expected, self._exchange.rank)
-        return self._exchange.gather(message, fixed=True, longest=0, what="the totals of a bucket")
-
-    def _send_shares(self, exchange: Sharded, arrival: Arrival) -> None:
-        """Start to tell every owner of its numbers."""
-        try:
-            arrival.incoming = send_shares(exchange, arrival.sent, arrival.what, self.ledger)
-        except WireError as error:  # a length that cannot be: every rank has heard it
-            self._errors.append(error)
-        else:
-            self._book(arrival, arrival.incoming.traffic)
-
-    def _answer(self, exchange: Sharded) -> None:
-        """Start to tell everyone what this rank makes of all that it was told of its own numbers."""
-        for arrival in self._arrivals:
-            if arrival.incoming is not None:
-                found: list[Contents] = []
-                messages, arrival.incoming = arrival.incoming.wait(), None
-                self._attempt(partial(self._open, arrival, messages, found))
-                arrival.answer = self.channel.answer(arrival.sent, found[0] if found else None)
-        try:
-            send_answers(exchange, self._arrivals, self.ledger)
-        except WireError as error:
-            self._errors.append(error)
-
-    def _open(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor, found: list[Contents]) -> None:
-        found.append(self.channel.opened(arrival.sent, messages))
-
-    def _receive(self, arrival: Arrival, messages: Sequence[Tensor] | Tensor) -> None:
-        if arrival.sent.shares is not None:
-            if arrival.answer is not None and arrival.answer.flags is not None:
-                self.channel.receive_answers(arrival.sent, arrival.answer, messages, arrival.gradient)
-        elif not arrival.in_shares:
-            self.channel.receive(arrival.sent, messages, arrival.gradient)
-        elif arrival.flags is not None:
-            self.channel.receive_total(arrival.sent, arrival.flags, messages, arrival.gradient)
-
     def complain(self, error: ThinwireError) -> None:
         """Refuse the step under way, on all ranks: what something went wrong with that was to be exchanged."""
-        self._errors.append(error)
-
-    def _attempt(self, reading: Callable[[], object]) -> None:
-        """Do what may fail on this rank alone; the others wait for the verdict, and must hear of it."""
-        try:
-            reading()
-        except ThinwireError as error:
-            self._errors.append(error)
-        except Exception as error:
-            problem = WireError(
-                f"rank {self._exchange.rank} could not read what it was sent: {type(error).__name__}: {error}"
-            )
-            problem.__cause__ = error
-            self._errors.append(problem)
+        self._post.errors.append(error)
 
     def _verdict(self, channel: Channel, *, active: bool) -> Verdict:
         """Whether all ranks can take what a channel has received, and how many of them had data."""
-        problem = self._errors[0] if self._errors else None
+        problem = self._post.errors[0] if self._post.errors else None
         verdict = Verdict.agreed(self._council, problem, channel.fault, active, self._common)
         channel.fault = verdict.fault
         if verdict.error is not None:
-            self._errors = [verdict.error]
+            self._post.errors = [verdict.error]
         return verdict
 
     def _finish(self) -> None:
         if self._moments is not None:
             self._moments.clear()
-        if self._errors:
-            error = self._errors[0]
-            self._errors.clear()
+        if self._post.errors:
+            error = self._post.errors[0]
+            self._post.errors.clear()
             self.channel.abandon()
             self.ledger.finish(skipped=True)
             raise error
@@ -624,7 +474,8 @@ class Handle:
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""
-        self._deliveries, self._arrivals, self._waiting, self._means, self._errors = [], [], [], [], []
+        self._deliveries, self._post.errors = [], []
+        self._post.clear()
         if self.auto is not None:
             self.auto.begin()
         self.channel.abandon()

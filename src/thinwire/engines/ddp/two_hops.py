@@ -9,11 +9,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from thinwire.channel import Outgoing, longest_message
 from thinwire.engines.ddp.bucket import Arrival
 from thinwire.errors import WireError
 from thinwire.exchange import Incoming, Sharded, Traffic
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Outgoing, longest_message
 
 
 def send_shares(exchange: Sharded, sent: Outgoing, what: str, ledger: Ledger) -> Incoming:

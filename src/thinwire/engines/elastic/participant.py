@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from thinwire.channel import Channel, Given, Outgoing, longest_message
+from thinwire.channel import Channel
 from thinwire.checkpoint import prepared, save
 from thinwire.engines.ddp.agreement import first_difference, told
 from thinwire.engines.ddp.bucket import SecondMoments
@@ -37,6 +37,7 @@ from thinwire.exchange import Exchange, Incoming
 from thinwire.feedback import Feedback, Need, Rule, rule_of
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Given, Outgoing, longest_message
 
 if TYPE_CHECKING:
     from thinwire.moments import Moments

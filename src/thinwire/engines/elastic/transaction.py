@@ -13,9 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Outgoing
+from thinwire.channel import Channel
 from thinwire.feedback import Feedback
 from thinwire.feedback.increments import Increments
+from thinwire.outgoing import Outgoing
 from thinwire.payload import Reader
 from thinwire.payload.letter import read_one
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.channel import Given, longest_message
 from thinwire.checkpoint import OnResize, digest
 from thinwire.engines.ddp.agreement import load_together_
 from thinwire.engines.ddp.verdict import EVERY, Verdict
@@ -24,6 +23,7 @@ from thinwire.engines.outer.schedule import Outer
 from thinwire.errors import AttachError, NonFiniteUpdate, PeerLost, StateError, ThinwireError, WireError
 from thinwire.exchange import Exchange, Incoming
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Given, longest_message
 
 
 @dataclass(frozen=True)

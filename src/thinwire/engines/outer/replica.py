@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.channel import Channel, Given, Outgoing
+from thinwire.channel import Channel
 from thinwire.engines.needs import check_need
 from thinwire.engines.outer.point import Fragment, OuterPoint, Parameters, cut
 from thinwire.engines.outer.schedule import Outer
 from thinwire.errors import ConfigError
 from thinwire.feedback import Need
+from thinwire.outgoing import Given, Outgoing
 
 BEYOND_OUTER_STEPS = {
     Need.MOMENTS: "an outer step sees how far parameters moved, not the gradients of samples",

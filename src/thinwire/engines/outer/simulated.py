@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.channel import Given, Outgoing, longest_message
 from thinwire.checkpoint import OnResize, merge_states
 from thinwire.engines.flush import dense_channel, forget_, owed
 from thinwire.engines.outer.attached import OuterAttachment, moved_
@@ -21,6 +20,7 @@ from thinwire.errors import ConfigError, NonFiniteGradient, NonFiniteUpdate
 from thinwire.exchange import Incoming, Loopback
 from thinwire.feedback import Rule
 from thinwire.ledger import Ledger
+from thinwire.outgoing import Given, Outgoing, longest_message
 from thinwire.payload.base import both_counts, mean_count
 
 

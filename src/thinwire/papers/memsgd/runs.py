@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from thinwire import QSGD, Identity, RandK, TopK
-from thinwire.channel import Channel, Given
+from thinwire.channel import Channel
 from thinwire.ops import backend
+from thinwire.outgoing import Given
 from thinwire.papers.memsgd.settings import MemSGDSetting, Scale, parsed, thread_counts
 
 if TYPE_CHECKING:  # numba comes with it, and records are read without

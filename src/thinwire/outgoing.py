@@ -1,0 +1,155 @@
+"""What a channel is given about a bucket, and the letter that it makes of it, on its way to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from thinwire.hub import Shares
+from thinwire.layout import Layout
+from thinwire.ops import block_norms, first_nonfinite
+from thinwire.ops.blocks import WHOLE
+from thinwire.payload import Payload
+from thinwire.payload.base import Count, both_counts
+from thinwire.payload.letter import FINITE, Expected, Letter
+from thinwire.payload.sums import Summand
+from thinwire.step import Part
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one worker gives for one bucket, laid out as the bucket is; none of it is changed."""
+
+    gradients: Tensor
+    """Times `scale`."""
+    step_sizes: Mapping[str, float] | None = None
+    """Of every parameter. Where a rule needs one and it is zero, the parameter's state stays as it is, and zeros are
+    sent for it: no size of a message may depend on what one rank alone believes."""
+    scale: float = 1.0
+    """The loss scale, by which the result is multiplied again."""
+    used: Sequence[bool] | None = None
+    """Which pieces some rank used; the others take no part, and their state stays as it is."""
+    moment: Tensor | None = None
+    """Second moments where a rule needs them, zeros elsewhere; *not* scaled."""
+    previous: Tensor | None = None
+    """Gradients of the same samples at the previous point, times `scale`."""
+    measure: bool = False
+    """Whether the ledger wants norms."""
+    mark: int = 0
+    """A number that all ranks must have in common, such as a digest of the step sizes."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Squared norms of one worker's gradient and of what it has not said, for one parameter."""
+
+    gradient: Tensor
+    residual: Tensor | None
+    step_size: float | None = None
+    """The step size that both are to be multiplied by, where the rule keeps its memory in units of updates."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A letter on its way, and what is needed to read the answers."""
+
+    letter: Letter
+    expected: Expected
+    fixed: bool
+    """Whether every rank's letter is as long as this one."""
+    elements: Count
+    """How many numbers the letter holds, where its formats count them."""
+    layout: Layout
+    parts: tuple[Part, ...]
+    scale: float
+    norms: Mapping[str, Norms]
+    alike: Hashable | None = None
+    """What this step has in common with others of the same work, if that is known."""
+    summand: Summand | None = None
+    """What may be added up on its way in place of the letter."""
+    shares: Shares | None = None
+    """Letters to every owner in place of the letter, which is then this rank's to itself."""
+
+    @property
+    def message(self) -> Tensor:
+        """The bytes that travel."""
+        return self.letter.message
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is known of a letter without looking at the device that it lies on."""
+
+    fields: tuple[bytes, ...]
+    fixed: bool
+    elements: Count
+
+
+def longest_message(layout: Layout) -> int:
+    """A bound in bytes that no message about these parameters reaches, whatever its format."""
+    return 1024 + 256 * len(layout.pieces) + 32 * layout.numel
+
+
+def flagged(layout: Layout, given: Given) -> tuple[Tensor, Given]:
+    """The place of the first piece that is not finite, and what is sent: on a CPU zeros in place of such numbers.
+
+    On a GPU nobody waits to know: whatever is sent is refused.
+    """
+    flag = first_nonfinite(given.gradients, layout)
+    for more in (given.moment, given.previous):
+        if more is not None:
+            flag = torch.where(flag == FINITE, first_nonfinite(more, layout), flag)
+    if flag.is_cuda or int(flag) == FINITE:
+        return flag, given
+    zeros = torch.zeros_like(given.gradients)
+    moment, previous = (None if more is None else zeros for more in (given.moment, given.previous))
+    return flag, replace(given, gradients=zeros, moment=moment, previous=previous)
+
+
+def squared_norms(flat: Tensor, layout: Layout) -> Sequence[Tensor]:
+    """Of each piece; on a GPU in a few launches."""
+    if not flat.is_cuda or any(piece.numel == 0 for piece in layout.pieces):
+        return [view.square().sum() for _, view in layout.views(flat)]
+    return block_norms(flat, layout, WHOLE, order=2).square().unbind()
+
+
+def are_fixed(parts: Sequence[Part], payloads: Sequence[Payload]) -> bool:
+    """Whether every rank's letter is as long as this one."""
+    return all(payload.fixed and not part.rule.varies for part, payload in zip(parts, payloads, strict=True))
+
+
+def elements_of(payloads: Sequence[Payload]) -> Count:
+    total: Count = 0
+    for payload in payloads:
+        total = both_counts(total, payload.elements)
+    return total
+
+
+def summand_of(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor) -> Summand | None:
+    """The numbers of a message about parameters of one rule, where that rule wants no more than their mean.
+
+    On a GPU there is none so far: who has the sum only has to wait to know whether it is sound.
+    """
+    if len(parts) != 1 or not parts[0].rule.averages or flag.is_cuda:
+        return None
+    numbers = payloads[0].summand
+    return None if numbers is None else Summand(payloads[0], numbers, flag)
+
+
+def norms_of(given: Tensor, unsaid: Tensor | None, layout: Layout, step_sizes: Mapping[str, float]) -> dict[str, Norms]:
+    """What the ledger wants to know of each parameter."""
+    names = [piece.name for piece in layout.pieces]
+    kept = [None] * len(names) if unsaid is None else [*squared_norms(unsaid, layout)]
+    every = zip(names, squared_norms(given, layout), kept, strict=True)
+    return {name: Norms(gradient, residual, step_sizes.get(name)) for name, gradient, residual in every}
+
+
+def without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:
+    """Set some pieces to zero, in place."""
+    for piece, view in layout.views(flat):
+        if piece.name in names:
+            view.zero_()
+    return flat
