@@ -208,10 +208,7 @@ class Channel:
         if not given.gradients.is_cuda or given.moment is not None or given.previous is not None:
             return None
         patterns = tuple(part.rule.pattern(self._key()) for part in parts)
-        steady = all(
-            pattern is not None and not part.rule.varies for pattern, part in zip(patterns, parts, strict=True)
-        )
-        if not steady or any(part.rule.participation < 1 for part in parts):
+        if None in patterns or any(part.rule.varies or part.rule.participation < 1 for part in parts):
             return None
         return layout, parts, patterns, given.scale, given.gradients.dtype
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from thinwire.moments import watch
 from thinwire.training.formatting import NOTHING
 
 Answer = TypeVar("Answer")
+Nonfinite = Literal["raise", "late"]
 Step = Callable[[], None]
 LIMIT = timedelta(minutes=5)
 """How long ranks wait for each other: the first step compiles the kernels."""
@@ -88,7 +89,9 @@ def alone_in_group(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def connect(ddp: DistributedDataParallel, method: str, optimizer: torch.optim.Optimizer) -> Handle | None:
+def connect(
+    ddp: DistributedDataParallel, method: str, optimizer: torch.optim.Optimizer, nonfinite: Nonfinite = "raise"
+) -> Handle | None:
     """Have a model's gradients travel by a method: DDP's own, one of torch's hooks, or ours, which has a handle.
 
     What we warn users of, such as a memory before an adaptive optimizer, is measured here all the same.
@@ -99,7 +102,7 @@ def connect(ddp: DistributedDataParallel, method: str, optimizer: torch.optim.Op
         ddp.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook)
     elif is_ours(method):
         with warnings.catch_warnings(action="ignore", category=OptimizerWarning):
-            return attach(ddp, parse(method), optimizer)
+            return attach(ddp, parse(method), optimizer, nonfinite=nonfinite)
     return None
 
 

@@ -138,6 +138,10 @@ def step(
     profile: Annotated[
         str | None, optional("--profile", help="On a GPU: say where a step of this method goes, beside dense alone.")
     ] = None,
+    nonfinite: Annotated[
+        str, optional("--nonfinite", help="On a GPU: when ours hear of NaN, at the end of backward (raise) or late.")
+    ] = "raise",
+    buckets: Annotated[int, optional("--bucket-cap-mb", help="On a GPU: DDP's buckets under our methods.")] = 100,
     rounds: Rounds = 15,
     as_json: Json = False,
 ) -> None:
@@ -155,10 +159,20 @@ def step(
     _check_device(device)
     names = None if methods is None else [name.strip() for name in methods.split(";") if name.strip()]
     if device == "cuda":
-        _step_on_gpu(_timed_model(model or "gpt2"), batch, names, rounds, profile, as_json)
+        way = _way(nonfinite, buckets)
+        _step_on_gpu(_timed_model(model or "gpt2"), batch, names, rounds, profile, way, as_json)
     else:
         _check_cpu_step(_timed_model(model or "mlp"), profile)
         _step_on_cpu(names, batch or ddp_step.BATCH, rounds, as_json)
+
+
+def _way(nonfinite: str, buckets: int) -> device_step.Way:
+    known: dict[str, ddp_step.Nonfinite] = {"raise": "raise", "late": "late"}
+    if nonfinite not in known:
+        raise ConfigError(f"--nonfinite must be {one_of(known)}, got {nonfinite!r}")
+    if buckets < 1:
+        raise ConfigError(f"--bucket-cap-mb must be at least 1, got {buckets}; DDP's default is 25")
+    return device_step.Way(buckets, known[nonfinite])
 
 
 def _timed_model(name: str) -> TimedModel:
@@ -189,15 +203,23 @@ def _step_on_cpu(methods: list[str] | None, batch: int, rounds: int, as_json: bo
 
 
 def _step_on_gpu(
-    model: TimedModel, batch: int | None, methods: list[str] | None, rounds: int, profile: str | None, as_json: bool
+    model: TimedModel,
+    batch: int | None,
+    methods: list[str] | None,
+    rounds: int,
+    profile: str | None,
+    way: device_step.Way,
+    as_json: bool,
 ) -> None:
     """Which methods: those that were named; or what is to be taken apart, beside dense alone; or all of the table."""
     chosen = methods if methods is not None else [] if profile is not None else device_step.default_methods()
-    rows = _measured(device_step.bench_device_step(model, batch or model.samples, chosen, rounds, profile), as_json)
+    samples = batch or model.samples
+    rows = _measured(device_step.bench_device_step(model, samples, chosen, rounds, profile, way), as_json)
     if rows:
         about = f"{model.name}, {rows[0].parameters / 1e6:.1f} M parameters, batch {rows[0].batch}, bfloat16 autocast"
         say(console(), f"{about}; one process on NCCL, {rows[0].machine}")
-        say(console(), f"medians of {rounds} rounds of {device_step.TURN} steps, all methods by turns")
+        ours = f'ours with bucket_cap_mb={way.bucket_cap_mb} and nonfinite="{way.nonfinite}"'
+        say(console(), f"medians of {rounds} rounds of {device_step.TURN} steps, all methods by turns; {ours}")
         console().print(*device_step.tables(rows))
     for row in rows:
         if row.absent is not None:

@@ -32,6 +32,8 @@ ROWS, COLUMNS = 64, 128
 """Of a tile. Kernels hold it as COLUMNS / 32 x ROWS x 32: a warp then has whole rows, wherever these begin in memory,
 and a thread adds its four numbers of a row before threads add to each other. As ROWS x COLUMNS four warps share a row,
 and `_sum_squares` has 452 shuffles in place of 110 (in Triton 3.9's PTX for sm_90)."""
+WARPS = 8
+"""Of 32 threads each, for a tile."""
 FACTORS, PARTS = 32, 64
 """So many means one program finishes, and adds so many of their partial sums at once."""
 CHUNK = 4096
@@ -229,7 +231,7 @@ def square_means(x: Tensor, layout: Layout) -> Tensor:
     if table.tiles.shape[0]:
         launch(
             "sum", _sum_squares, (table.tiles.shape[0],), x, table.tiles, sums, ROWS, COLUMNS,
-            num_warps=8, enable_fp_fusion=False,
+            num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     if table.factors:
         grid = (table.means.shape[0],)
@@ -293,7 +295,7 @@ def preconditioned(
     if table.tiles.shape[0]:
         launch(
             "divide", _divide, (table.tiles.shape[0],), momentum, shared, corrections, sums, table.tiles, out,
-            float(workers), eps, LANES, ROWS, COLUMNS, num_warps=8, enable_fp_fusion=False,
+            float(workers), eps, LANES, ROWS, COLUMNS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -313,5 +315,5 @@ def scale_pieces_(x: Tensor, factors: Tensor, layout: Layout) -> Tensor:
     table = _tables(layout, x.device)
     if table.tiles.shape[0]:
         launch, grid = table.launchers["scale", aligned(x, factors)], (table.tiles.shape[0],)
-        launch("scale", _scale, grid, x, factors, table.tiles, ROWS, COLUMNS, num_warps=8)
+        launch("scale", _scale, grid, x, factors, table.tiles, ROWS, COLUMNS, num_warps=WARPS)
     return x
