@@ -187,7 +187,8 @@ class Underway:
             flags, sound, overflow = verdict[:ranks], verdict[ranks:-1], verdict[-1]
             if not all(sound) and one.expected is not None:
                 one.out.fill_(math.nan)
-                refuse(one.messages[sound.index(0)], one.expected, sound.index(0))
+                for spoilt in (place for place, is_sound in enumerate(sound) if not is_sound):
+                    refuse(one.messages[spoilt], one.expected, spoilt)
             if self.refuse(one.layout, flags, overflow):
                 one.out.fill_(math.nan)
         self._memories_checked = True

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import Compressor, Key, Layout
+from thinwire import Compressor, Feedback, Key, Layout
 from thinwire.moments import watch
 from thinwire.payload import Reader, pack_payload, unpack_payload
 
@@ -47,9 +47,10 @@ def train(rank: int, size: int) -> list[bool]:
     same = []
     for rule in DDP_STATES:
         models = [network().cuda(), network().cuda()]
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
-        ddp = DistributedDataParallel(models[0], process_group=group, bucket_cap_mb=0.001)
         chosen = thinwire.parse(rule)
+        momentum = 0.0 if isinstance(chosen, Feedback) and chosen.has_momentum else 0.9
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=momentum) for m in models]
+        ddp = DistributedDataParallel(models[0], process_group=group, bucket_cap_mb=0.001)
         thinwire.attach(ddp, chosen, optimizers[0], moments=watch(ddp, rule=chosen))
         named = dict(models[1].named_parameters())
         simulation = thinwire.Simulation(named, chosen, 1, optimizer=optimizers[1])

@@ -61,7 +61,8 @@ COMMANDS = {
         "--page",
         "--force",
     },
-    "bench step": {"--device", "--model", "--batch", "--methods", "--profile", "--rounds", "--json"} | {"--nonfinite", "--bucket-cap-mb"},
+    "bench step": {"--device", "--model", "--batch", "--methods", "--profile", "--rounds", "--json"}
+    | {"--nonfinite", "--bucket-cap-mb"},
     "bench wire": BENCH,
     "demo": TRAINING | {"--seeds", "--rate"},
     "train": TRAINING | SETTINGS | {"--method", "--seed", "--every", "--rate", "--plugin"},

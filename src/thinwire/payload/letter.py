@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NoReturn, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -144,9 +144,15 @@ def read_late(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expect
     return LateContents(flags, reader.sound(), payloads)
 
 
-def refuse(message: Tensor, expected: Expected, rank: int) -> NoReturn:
-    """Read an unsound letter again, field by field, for the error that says what is wrong with it."""
-    read_one(Reader(message), expected, rank)
+def refuse(message: Tensor, expected: Expected, rank: int) -> None:
+    """Read an unsound letter again, field by field, for the error that says what is wrong with it.
+
+    One whose flag is raised is no error: what stands in it was made of numbers that are not finite, and is not read.
+    """
+    reader = Reader(message)
+    if _open_one(reader, expected, rank) != FINITE:
+        return
+    _payloads(reader, expected, rank)
     raise WireError(f"rank {rank}'s message has other fields than this rank's, where all must be alike")
 
 

@@ -94,11 +94,11 @@ class Handle:
         self._unwatch.atexit = False
 
     def _settling(self, holding: Holding) -> list[Any]:
-        """A hook by which the last step is settled when the next forward pass begins."""
-        ddp, settle = None if holding.ddp is None else holding.ddp(), weakref.WeakMethod(self.settle)
+        """A hook by which the last step is settled when the next forward pass begins, if nobody has to wait for it."""
+        ddp, settle, late = None if holding.ddp is None else holding.ddp(), weakref.WeakMethod(self.settle), self._late
 
         def before_forward(*_: Any) -> None:
-            if (call := settle()) is not None:
+            if late is not None and late.is_known and (call := settle()) is not None:
                 call()
 
         return [] if ddp is None else [ddp.register_forward_pre_hook(before_forward)]
