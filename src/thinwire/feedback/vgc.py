@@ -15,8 +15,8 @@ from thinwire.payload.sparse import WORD_LIMIT
 from thinwire.payload.values import DRAWN, FORMATS, value_format
 from thinwire.warmup import Number
 
-KNOWN = {**FORMATS, **DRAWN}
-"""How the values may be written."""
+KNOWN = {name: each for name, each in (FORMATS | DRAWN).items() if name != "power4"}
+"""How the values may be written. (power4 sends what it cannot write as zero, and it would be lost; exponent4 leaves it.)"""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ SCALES = {
 METHODS = {
     "dense": (DENSE, ADAM),
     "memadam 1 %": ("memadam(topk(0.01, values=exponent4))", SGD),
+    "memadam 0.5 %": ("memadam(topk(0.005, values=power4), refresh=32)", SGD),
     "memadam 0.25 %": ("memadam(topk(0.0025, values=exponent4), refresh=64)", SGD),
     "VGC": ("vgc()", ADAM),
     "Mem-SGD 1 %": ("memsgd(topk(0.01))", ADAM),
