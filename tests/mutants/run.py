@@ -42,6 +42,7 @@ NEAREST = {
     "owners": ("unit/test_owners.py", "unit/test_server.py", "dist/test_server.py"),
     "hub": ("unit/test_server.py", "dist/test_server.py"),
     "store": ("unit/test_store.py", "unit/test_channel.py", "laws/test_rule_laws.py", "unit/test_simulation.py"),
+    "outgoing": ("unit/test_channel.py", "unit/test_simulation.py", "unit/test_crowd.py", "dist/test_nonfinite.py"),
     "channel": ("unit/test_channel.py", "unit/test_sums.py", "unit/test_simulation.py", "paper/test_memsgd.py",
                 "unit/test_family.py", "unit/test_vgc.py", "unit/test_crowd.py", "fuzz"),
     "step": ("unit/test_channel.py", "unit/test_simulation.py", "laws/test_rule_laws.py", "dist"),

@@ -28,5 +28,5 @@ def test_what_stands_in_a_letter_whose_flag_is_raised_is_no_damage() -> None:
 
 
 def test_the_same_in_a_letter_without_a_flag_is_named() -> None:
-    with pytest.raises(WireError, match="rank 1: .*second moments that are none"):
+    with pytest.raises(WireError, match=r"rank 1: .*second moments that are none"):
         refuse(letter_with(FINITE), EXPECTED, 1)

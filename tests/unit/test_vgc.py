@@ -276,6 +276,7 @@ def test_weight_decay_stays_outside() -> None:
         (lambda: VGC(zeta=1.001), r"zeta must lie in \(0, 1\]"),
         (lambda: VGC(zeta=None), r"zeta must lie in \(0, 1\]"),
         (lambda: VGC(values="int8"), "unknown value format 'int8'; known: full"),
+        (lambda: VGC(values="power4"), "unknown value format 'power4'; known: full"),
         (lambda: TopK(0.1, values="qsgd4"), "unknown value format 'qsgd4'; known: full"),
         (lambda: VGC(positions="word", values="qsgd4"), "values must be exponent4, got qsgd4"),
         (lambda: VGC(values=["a"]), r"unknown value format \['a'\]; known: full"),

@@ -16,7 +16,7 @@ from thinwire.payload.values import DRAWN, FORMATS, value_format
 from thinwire.warmup import Number
 
 KNOWN = {name: each for name, each in (FORMATS | DRAWN).items() if name != "power4"}
-"""How the values may be written. (power4 sends what it cannot write as zero, and it would be lost; exponent4 leaves it.)"""
+"""How the values may be written. (What power4 cannot write it sends as zero, which would be lost here.)"""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from thinwire.feedback.family.participation import tosses
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key, first_nonfinite
-from thinwire.outgoing import Norms
+from thinwire.outgoing import Norms, squared_norm
 from thinwire.payload import Empty, Flagged, Payload
 from thinwire.payload.base import mean_count
 from thinwire.payload.letter import FINITE, letter_size
@@ -300,7 +300,7 @@ class Crowd:
         size = (step_size or self._step_size) if Need.STEP_SIZE in self.rule.needs else None
         return {
             piece.name: Norms(
-                view.square().sum(), None if residual is None else residual[piece.part].square().sum(), size
+                squared_norm(view), None if residual is None else squared_norm(residual[piece.part]), size
             )
             for piece, view in self.layout.views(signal.value)
         }
