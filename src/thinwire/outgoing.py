@@ -13,8 +13,8 @@ from thinwire.hub import Shares
 from thinwire.layout import Layout
 from thinwire.ops import block_norms, first_nonfinite
 from thinwire.ops.blocks import WHOLE
-from thinwire.payload import Payload, Positioned
-from thinwire.payload.base import Count, Payloads, both_counts
+from thinwire.payload import Beside, Payload, Payloads, placed_in
+from thinwire.payload.base import Count, both_counts
 from thinwire.payload.letter import FINITE, Expected, Letter
 from thinwire.payload.sums import Summand
 from thinwire.step import Part
@@ -165,16 +165,20 @@ def overflow_of(out: Tensor, sent: Outgoing, payloads: Sequence[Sequence[Payload
 
     No number of a mean is larger than the magnitudes of all messages together, which are few where they are sparse.
     """
-    is_mean = len(sent.parts) == 1 and sent.parts[0].rule.averages and not isinstance(payloads[0], Payloads)
-    if is_mean and _most(payloads[0]) * sent.scale < torch.finfo(out.dtype).max:
+    rule = sent.parts[0].rule if len(sent.parts) == 1 else None
+    is_mean = rule is not None and (rule.averages or rule.dense_by_identity)
+    if is_mean and _most(payloads[0], out.dtype) * sent.scale < torch.finfo(out.dtype).max:
         return FINITE
     return int(first_nonfinite(out, sent.layout))
 
 
-def _most(payloads: Sequence[Payload]) -> float:
+def _most(payloads: Sequence[Payload], dtype: torch.dtype) -> float:
     """The sum of all magnitudes, where that is quickly found; else infinity."""
-    sparse = [payload.values for payload in payloads if isinstance(payload, Positioned)]
-    return sum(float(torch.linalg.vector_norm(one, 1)) for one in sparse) if len(sparse) == len(payloads) else math.inf
+    if isinstance(payloads, Payloads):
+        return math.inf
+    inner = [payload.inner if isinstance(payload, Beside) else payload for payload in payloads]
+    placed = placed_in(inner, torch.promote_types(dtype, torch.float32))
+    return math.inf if placed is None else sum(float(torch.linalg.vector_norm(values, 1)) for values in placed[1])
 
 
 def without(names: Collection[str], layout: Layout, flat: Tensor) -> Tensor:

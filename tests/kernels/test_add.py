@@ -21,7 +21,12 @@ def test_every_back_end_adds_in_order(name: str, device: str, numel: int, dtype:
     places = [torch.randperm(numel, generator=generator)[:count].sort().values for count in counts]
     entries = [torch.randn(count, generator=generator, dtype=dtype) for count in counts]
     expected = reference.add_each_at_(out.clone(), places, entries, 1.0)
-    given = (out.to(device), [p.to(device) for p in places], [e.to(device) for e in entries], 1.0)
+    mean = reference.mean_at_(out.clone(), places, entries, 3)
+    vectors = [p.to(device) for p in places], [e.to(device) for e in entries]
     with on_threads(threads), ops.backend(name):
-        found = ops.add_each_at_(*given)
+        found = ops.add_each_at_(out.clone().to(device), *vectors, 1.0)
+        found_mean = ops.mean_at_(out.clone().to(device), *vectors, 3)
+        none = ops.mean_at_(out.clone().to(device), [], [], 1)
     assert torch.equal(found.cpu(), expected)
+    assert torch.equal(found_mean.cpu(), mean)
+    assert torch.equal(none.cpu(), torch.zeros_like(out))

@@ -35,6 +35,7 @@ from thinwire.exchange import allreduce_bytes
 from thinwire.feedback import Feedback
 from thinwire.moments import watch
 from thinwire.training.formatting import NOTHING
+from thinwire.training.torch_hooks import ONE_BUCKET_MB, wrapped
 
 Answer = TypeVar("Answer")
 Nonfinite = Literal["raise", "late"]
@@ -170,7 +171,7 @@ def _prepared(method: str, rank: int, batch: int) -> Step:
     """One step of training by that method."""
     torch.manual_seed(0)
     # torch's PowerSGD hook hangs on gloo with several buckets in flight: it gets one
-    ddp = DistributedDataParallel(mlp(), bucket_cap_mb=1000 if method == POWERSGD else None)
+    ddp = wrapped(mlp(), ONE_BUCKET_MB if method == POWERSGD else None)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     connect(ddp, method, optimizer)
     x = torch.randn(batch, 1000, generator=torch.Generator().manual_seed(rank))

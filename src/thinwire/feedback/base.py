@@ -15,8 +15,8 @@ from thinwire.compressors import Compressor
 from thinwire.errors import AttachError, ConfigError
 from thinwire.layout import Layout, factors_of
 from thinwire.named import Named
-from thinwire.ops import Key
-from thinwire.payload import Payload, add_all_to
+from thinwire.ops import Key, mean_at_
+from thinwire.payload import Payload, add_all_to, placed_in
 
 if TYPE_CHECKING:
     from thinwire.feedback.second_hop import SecondHop
@@ -236,5 +236,8 @@ def check_contraction(rule: Feedback, compressor: Compressor, name: str, numel: 
 
 def mean_into(out: Tensor, payloads: Sequence[Payload]) -> Tensor:
     """out = (1/n) sum_i c_i, added in rank order."""
+    placed = placed_in(payloads, out.dtype)
+    if placed is not None:
+        return mean_at_(out, *placed, len(payloads))
     total = add_all_to(out.zero_(), payloads)
     return total if len(payloads) == 1 else total.div_(len(payloads))

@@ -9,7 +9,6 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.exchange import Group, Link, allreduce_bytes, emulated, exchange_of
@@ -18,7 +17,7 @@ from thinwire.moments import watch
 from thinwire.training.admission import needs_moments
 from thinwire.training.config import OPTIMIZERS, rule_in
 from thinwire.training.tasks import Task
-from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
+from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register, wrapped
 
 SEED = 0
 PARTS = {
@@ -101,7 +100,7 @@ class Contender:
         self.numel = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = OPTIMIZERS[config.optimizer](model.parameters(), config.lr, config.weight_decay)
         one = powersgd_rank(method) is not None  # torch's PowerSGD hook hangs on gloo with several buckets in flight
-        self._ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET_MB if one else None)
+        self._ddp = wrapped(model, ONE_BUCKET_MB if one else None)
         self.seconds = dict.fromkeys(PARTS.values(), 0.0)
         """Spent in each part so far."""
         self._handle: thinwire.Handle | None = None

@@ -68,6 +68,7 @@ checksum = dispatched(reference.checksum)
 # Sums: what was sent into a vector, rows of a sparse matrix, gradients of samples.
 add_at_ = dispatched(reference.add_at_)
 add_each_at_ = dispatched(reference.add_each_at_)
+mean_at_ = dispatched(reference.mean_at_)
 add_folded_ = dispatched(reference.add_folded_)
 row_products = dispatched(reference.row_products)
 row_sums = dispatched(reference.row_sums)

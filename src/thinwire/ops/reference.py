@@ -511,6 +511,12 @@ def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tens
     return out
 
 
+def mean_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], count: int) -> Tensor:
+    """out <- what several vectors that are zero but for these values at ascending positions add up to, over `count`."""
+    total = add_each_at_(out.zero_(), positions, values, 1.0)
+    return total if count == 1 else total.div_(count)
+
+
 def add_folded_(out: Tensor, positions: Tensor, values: Tensor, alpha: float) -> Tensor:
     """out[positions % numel] += alpha * values, one after the other in their (ascending) order."""
     rows = torch.bincount(positions // out.numel()).tolist() if positions.numel() else []

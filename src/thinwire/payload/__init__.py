@@ -65,11 +65,21 @@ def add_all_to(out: Tensor, payloads: Sequence[Payload], alpha: float | Sequence
     """out += alpha * each decoded payload, in their order, in place; alpha is one number, or one for each."""
     if isinstance(payloads, Payloads):
         return payloads.add_to(out, alpha)
+    placed = placed_in(payloads, out.dtype)
+    if placed is not None and isinstance(alpha, int | float):
+        return add_each_at_(out, *placed, alpha)
+    return add_one_by_one(out, payloads, alpha)
+
+
+def placed_in(payloads: Sequence[Payload], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]] | None:
+    """The positions and the values of payloads that are nothing else, but for empty ones; None where some are."""
+    if isinstance(payloads, Payloads):
+        return None
     placed = [payload for payload in payloads if isinstance(payload, Positioned)]
     silent = sum(isinstance(payload, Empty) for payload in payloads)
-    if placed and len(placed) + silent == len(payloads) and isinstance(alpha, int | float):
-        return add_each_at_(out, [p.positions for p in placed], [p.values.to(out.dtype) for p in placed], alpha)
-    return add_one_by_one(out, payloads, alpha)
+    if not placed or len(placed) + silent < len(payloads):
+        return None
+    return [payload.positions for payload in placed], [payload.values.to(dtype) for payload in placed]
 
 
 def add_one_by_one(out: Tensor, payloads: Sequence[Payload], alpha: float | Sequence[float]) -> Tensor:

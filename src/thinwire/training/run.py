@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.engines.needs import check_one_backward
@@ -23,7 +22,7 @@ from thinwire.training.gradients import ByName, SeparatePasses, SimulatedWorkers
 from thinwire.training.joined_pass import JoinedPass, can_join
 from thinwire.training.recorder import Totals
 from thinwire.training.tasks import Batch, Task
-from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register
+from thinwire.training.torch_hooks import ONE_BUCKET_MB, POWERSGD_START, powersgd_state, register, wrapped
 
 
 class TrainingRun(ABC):
@@ -151,7 +150,7 @@ class DistributedRun(TrainingRun):
     def __init__(self, config: RunConfig, task: Task) -> None:
         super().__init__(config, task)
         cap = ONE_BUCKET_MB if config.method == "powersgd" else None
-        self.ddp: Any = self.model if config.every else DistributedDataParallel(self.model, bucket_cap_mb=cap)
+        self.ddp: Any = self.model if config.every else wrapped(self.model, cap)
         self._losses: list[float] = []
         self._handle: Any = None
         self._powersgd: Any = None

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, final
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
@@ -26,6 +26,11 @@ POWERSGD_START = 2
 """Dense steps before torch's PowerSGD begins; 2 is the least that its warm start allows."""
 ONE_BUCKET_MB = 4096
 """torch's PowerSGD hook hangs on gloo with several buckets in flight, so it gets one."""
+
+
+def wrapped(model: nn.Module, bucket_cap_mb: int | None = None) -> DistributedDataParallel:
+    """A model under DDP, whose gradients are views of its buckets: a copy of each is saved, both ways."""
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
 
 
 def powersgd_state(rank: int, seed: int, group: Any = None) -> Any:

@@ -54,6 +54,8 @@ class Arrival:
         """What the other ranks send; None where nothing could be gathered."""
         self.in_shares = False
         """Whether that is shares of what they have to say, to be added up here."""
+        self.passed_on = False
+        """Whether they were, and it is the totals of all shares that come."""
         self.flags: Sequence[int] | None = None
         """Every rank's flag, where messages were added up on their way."""
         self.answer: Answer | None = None

@@ -50,8 +50,10 @@ class Post:
         self._start(arrival)
 
     def sent(self, *, last: bool) -> None:
-        """A bucket is done: short messages that wait for each other go, if they are many, or it was the last."""
+        """A bucket is done: short messages that wait for each other go, if they are many, or it was the last. What was
+        sent of those before it is added up and passed on, while this one is on its way and the next is computed."""
         self._send_waiting(1 if last else FULL)
+        self._pass_on(self._arrivals[:-1])
 
     def _start(self, arrival: Arrival) -> None:
         """Send a message on its way, to be gathered or added up; a short one waits for the next."""
@@ -114,9 +116,7 @@ class Post:
 
     def receive_all(self) -> None:
         """Turn what has arrived into gradients, in the order it was sent. An error is kept for the verdict."""
-        for arrival in self._arrivals:
-            if arrival.incoming is not None and arrival.in_shares:
-                arrival.incoming = self._add_up(arrival, arrival.incoming.wait())
+        self._pass_on(self._arrivals)
         if isinstance(self._exchange, Sharded):
             self._answer(self._exchange)
         for arrival in self._arrivals:
@@ -143,6 +143,13 @@ class Post:
             self._channel.receive(arrival.sent, messages, arrival.gradient)
         elif arrival.flags is not None:
             self._channel.receive_total(arrival.sent, arrival.flags, messages, arrival.gradient)
+
+    def _pass_on(self, arrivals: Sequence[Arrival]) -> None:
+        """Add up the shares of some buckets, each once: every rank does so at the same hook, or collectives would meet
+        others' of another bucket."""
+        for arrival in arrivals:
+            if arrival.in_shares and not arrival.passed_on and arrival.incoming is not None:
+                arrival.passed_on, arrival.incoming = True, self._add_up(arrival, arrival.incoming.wait())
 
     def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
         """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait

@@ -299,6 +299,12 @@ def _add_each(out, table, rows, ranges, edges, alpha, AHEAD: tl.constexpr, ENTRI
 
 
 @float32_in_one_stretch
+def mean_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], count: int) -> Tensor:
+    """See `reference.mean_at_`."""
+    total = add_each_at_(out.zero_(), positions, values, 1.0)
+    return total if count == 1 else total.div_(count)
+
+
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """See `reference.add_each_at_`: ranges of the output in parallel, payloads one after the other in each."""
     most = max((p.numel() for p in positions), default=0)
