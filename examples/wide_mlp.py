@@ -1,6 +1,6 @@
 """A plug-in task: a wide network on scikit-learn's digits, of which nearly all is one matrix; computing it is quick.
 
-thinwire lab --plugin examples/wide_mlp.py --task wide --rate 100mbit,1gbit,none --methods "memsgd(topk(0.01)); memsgd(topk(0.001))"
+thinwire lab --plugin examples/wide_mlp.py --task wide --rate 100mbit,1gbit,none --methods "memsgd(topk(0.001))"
 """
 
 from __future__ import annotations
