@@ -145,6 +145,8 @@ class Underway:
         self.fault: Fault | None = None
         """What was not finite, as far as was judged."""
         self._memories_checked = False
+        self._cleared: set[Layout] = set()
+        """Of whom this worker's memories were looked at when they had moved."""
         self._look: Inspection | None = None
 
     @property
@@ -200,6 +202,7 @@ class Underway:
         for layout, flat in Inspection([], memories).found()[1]:
             if (place := int(first_nonfinite(flat, layout))) != FINITE:
                 return layout.pieces[place].name
+        self._cleared.update(part.layout for part in parts)
         return None
 
     def look(self) -> None:
@@ -217,7 +220,8 @@ class Underway:
 
     def _memories(self) -> list[tuple[Layout, Tensor]]:
         """All that this rank remembers, or all ranks hold in common, of what moved in the step."""
-        return [pair for store, layout in self._moved for pair in store.vectors(layout)]
+        moved = ((s, layout) for s, layout in self._moved if not (s is self._worker and layout in self._cleared))
+        return [pair for store, layout in moved for pair in store.vectors(layout)]
 
     def _check(self, memories: Sequence[tuple[Layout, Tensor]], rank: int) -> None:
         """Find out whether memories are still finite."""
@@ -244,6 +248,7 @@ class Underway:
         self._sent, self._moved, self.unjudged = [], [], []
         self.held, self.step_sizes = set(), {}
         self.fault, self._memories_checked, self._look = None, False, None
+        self._cleared = set()
 
 
 class Inspection:
