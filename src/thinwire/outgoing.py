@@ -19,6 +19,9 @@ from thinwire.payload.letter import FINITE, Expected, Letter
 from thinwire.payload.sums import Summand
 from thinwire.step import Part
 
+USUAL = 64
+"""Numbers of a bucket to a byte of its letter, where that may be of any length."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -78,6 +81,12 @@ class Outgoing:
     def message(self) -> Tensor:
         """The bytes that travel."""
         return self.letter.message
+
+    @property
+    def usual(self) -> int:
+        """By how many bytes ranks choose its way: the same on every rank, or their collectives would not meet. Of a
+        letter whose length depends on what it says, as many as of 1 % of the numbers in 12 bits each."""
+        return self.message.numel() if self.fixed else self.layout.numel // USUAL
 
 
 @dataclass(frozen=True)

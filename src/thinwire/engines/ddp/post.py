@@ -52,7 +52,7 @@ class Post:
     def sent(self, *, last: bool) -> None:
         """A bucket is done: short messages that wait for each other go, if they are many, or it was the last. What was
         sent of those before it is added up and passed on, while this one is on its way and the next is computed."""
-        self._send_waiting(1 if last else FULL)
+        self._send_waiting(0 if last else FULL)
         self._pass_on(self._arrivals[:-1])
 
     def _start(self, arrival: Arrival) -> None:
@@ -66,14 +66,14 @@ class Post:
             shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
             arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
             self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
-        elif sent.message.numel() >= SHORT or sent.message.is_cuda:
+        elif sent.usual >= SHORT or sent.message.is_cuda:
             self._gather([arrival])
         else:
             self._waiting.append(arrival)
 
     def _send_waiting(self, least: int) -> None:
         """Send what waits off, if it is so many bytes."""
-        if sum(each.sent.message.numel() for each in self._waiting) >= least:
+        if self._waiting and sum(each.sent.usual for each in self._waiting) >= least:
             waiting, self._waiting = self._waiting, []
             self._gather(waiting)
 
@@ -149,7 +149,9 @@ class Post:
         others' of another bucket."""
         for arrival in arrivals:
             if arrival.in_shares and not arrival.passed_on and arrival.incoming is not None:
-                arrival.passed_on, arrival.incoming = True, self._add_up(arrival, arrival.incoming.wait())
+                letters = arrival.incoming.wait()
+                self.laps.lap("wait", arrival.place)
+                arrival.passed_on, arrival.incoming = True, self._add_up(arrival, letters)
 
     def _add_up(self, arrival: Arrival, letters: Sequence[Tensor] | Tensor) -> Incoming:
         """Add up this rank's share of a message, and start to tell the others. Where a letter cannot be read they wait
