@@ -305,6 +305,7 @@ def mean_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor],
     return total if count == 1 else total.div_(count)
 
 
+@float32_in_one_stretch
 def add_each_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], alpha: float) -> Tensor:
     """See `reference.add_each_at_`: ranges of the output in parallel, payloads one after the other in each."""
     most = max((p.numel() for p in positions), default=0)
