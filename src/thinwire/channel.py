@@ -211,16 +211,15 @@ class Channel:
         patterns = tuple(part.rule.pattern(self._key()) for part in parts)
         if None in patterns or any(part.rule.varies or part.rule.participation < 1 for part in parts):
             return None
-        return layout, parts, patterns, given.scale, given.gradients.dtype
+        return layout, parts, patterns, given.scale, given.gradients.dtype, self.seed
+
+    @property
+    def _recorded(self) -> Replays[Any]:
+        """What was recorded: nothing, where state was laid out anew since."""
+        return self._replays.at((self.worker.packings, self.server.packings))
 
     def _written_again(
-        self,
-        alike: Hashable,
-        layout: Layout,
-        parts: tuple[Part, ...],
-        given: Given,
-        expected: Expected,
-        now: Now,
+        self, alike: Hashable, layout: Layout, parts: tuple[Part, ...], given: Given, expected: Expected, now: Now
     ) -> Outgoing:
         """A letter as in steps before, from work that is recorded when it has come often enough."""
 
@@ -232,7 +231,7 @@ class Channel:
             return [letter.message], Template(letter.fields, fixed, elements_of(payloads))
 
         stepped = tuple(ratios is None for ratios in now.ratios)
-        (message,), template = self._replays.do(("send", alike, stepped), [given.gradients], [], now, work)
+        (message,), template = self._recorded.do(("send", alike, stepped), [given.gradients], [], now, work)
         return Outgoing(
             letter=Letter(message, template.fields).about(expected.digest),
             expected=expected,
@@ -452,7 +451,7 @@ class Channel:
 
         self._begin_receiving(sent)
         what = None if sent.alike is None else ("receive", sent.alike, rows.shape, out.dtype)
-        (verdict,), _ = self._replays.do(what, [rows, sent.message], [out], Now(self._key()), work)
+        (verdict,), _ = self._recorded.do(what, [rows, sent.message], [out], Now(self._key()), work)
         self._underway.unjudged.append(Unjudged(rows, sent.expected, sent.layout, out, verdict))
         return out
 

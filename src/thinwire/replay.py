@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,14 @@ class Replays(Generic[Extra]):
         self._seen: dict[Hashable, _Seen] = {}
         self._tapes: dict[Hashable, Tape[Extra] | None] = {}
         self._pool: Any = None
+        self._lies: Hashable = None
+
+    def at(self, lies: Hashable) -> Self:
+        """These recordings, if what they move still lies where it did; else none of them."""
+        if lies != self._lies:
+            self.clear()
+            self._lies = lies
+        return self
 
     def do(
         self, what: Hashable | None, read: Sequence[Tensor], written: Sequence[Tensor], now: Now, work: Work[Extra]
@@ -101,13 +109,16 @@ class Replays(Generic[Extra]):
         """Forget everything, for much has changed."""
         self._seen, self._tapes = {}, {}
 
+    def __reduce__(self) -> tuple[type[Replays[Extra]], tuple[()]]:
+        return type(self), ()  # a copy records its own
+
     def _is_due(self, what: Hashable) -> bool:
         """Whether the same was done often enough; what comes once and not again is not recorded."""
         return len(self._tapes) < MOST and what in self._seen and self._seen[what].times >= ALIKE
 
     def _see(self, what: Hashable, found: Sequence[Tensor]) -> None:
-        if len(self._seen) >= MOST:
-            self._seen.clear()
+        if len(self._seen) >= 2 * MOST:
+            self._seen = {each: self._seen[each] for each in self._tapes}
         times = 1 + (self._seen[what].times if what in self._seen else 0)
         self._seen[what] = _Seen(times, tuple((each.shape, each.dtype) for each in found))
 

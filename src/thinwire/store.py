@@ -110,6 +110,8 @@ class Store:
         self._shadows: dict[Layout, dict[str, Tensor]] = {}
         self._moving: dict[Layout, int] = {}
         self._layout_of: dict[str, Layout] = {}
+        self.packings = 0
+        """How often slots were laid out anew: what was recorded before moves what lay there then."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy packs anew: pickle does not keep two views of one storage together."""
@@ -176,6 +178,7 @@ class Store:
         return self._bound[layout]
 
     def _repack(self, layout: Layout) -> None:
+        self.packings += 1
         names = {piece.name for piece in layout.pieces}
         for old in [old for old in self._bound if names & {piece.name for piece in old.pieces}]:
             del self._bound[old]

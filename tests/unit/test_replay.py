@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -9,11 +10,11 @@ import torch
 from tests.methods import COMPRESSORS, METHODS
 from torch import Tensor
 
-from thinwire import Compressor, Feedback, Key, Layout
+from thinwire import Channel, Compressor, Feedback, Key, Layout, MemSGD, TopK
 from thinwire.feedback.memory import decayed
 from thinwire.ops import piece_indices
 from thinwire.ops.live import Dials, LiveKey, LiveRatios, NotRepeatable
-from thinwire.replay import ALIKE, Now, Replays, is_on
+from thinwire.replay import ALIKE, MOST, Now, Replays, is_on
 
 LAYOUT = Layout.of([("a", 3, (2, 3)), ("b", 5, (4,)), ("c", 9, (1,))])
 CPU = torch.device("cpu")
@@ -83,6 +84,56 @@ def test_nothing_is_recorded_that_comes_once() -> None:
     for other in range(5):
         replays.do(other, [torch.ones(2)], [], Now(Key()), work)
     assert asked == [False]
+
+
+def test_what_was_recorded_can_be_recorded_anew_after_much_else() -> None:
+    """Where a tensor has moved, the shapes of what is made are looked up again."""
+
+    class Moved:
+        extra = None
+
+        def run(self, *given: object) -> None:
+            return None
+
+    class Watched(Replays[None]):
+        def _record(self, what, read, written, now, work, *, staged=False):  # type: ignore[no-untyped-def]
+            assert self._seen[what].made
+            self._tapes[what] = None if staged else Moved()
+            return self._tapes[what]
+
+    def work(read: Sequence[Tensor], written: Sequence[Tensor], now: Now) -> tuple[list[Tensor], None]:
+        return [read[0] + 1], None
+
+    replays = Watched()
+    for _ in range(ALIKE):
+        replays.do("what", [torch.ones(2)], [], Now(Key()), work)
+    replays._tapes["what"] = Moved()  # type: ignore[assignment]
+    for other in range(3 * MOST):
+        replays.do(other, [torch.ones(2)], [], Now(Key()), work)
+    assert replays.do("what", [torch.ones(2)], [], Now(Key()), work)[0][0].tolist() == [2.0, 2.0]
+
+
+def test_a_copy_has_recorded_nothing() -> None:
+    replays: Replays[None] = Replays()
+    replays._seen["what"] = replays._tapes["what"] = lambda: None  # type: ignore[assignment]
+    copied = pickle.loads(pickle.dumps(replays))
+    assert not copied._seen
+    assert not copied._tapes
+
+
+def test_recordings_are_forgotten_where_state_is_laid_out_anew() -> None:
+    """Another layout of the same parameters, and back: what was recorded first moves memory that is no longer used."""
+    channel = Channel(MemSGD(TopK(0.5)), {name: torch.zeros(4) for name in "abc"}, rank=0, size=2)
+    forgotten: list[int] = []
+    channel._replays.clear = lambda: forgotten.append(channel.worker.packings)  # type: ignore[method-assign]
+
+    def step(names: str) -> None:
+        channel.worker.bind(channel.layout(list(names)))
+        assert channel._recorded is channel._replays
+
+    for names in ("abc", "abc", "ab", "abc", "abc"):
+        step(names)
+    assert forgotten == [1, 2, 3]
 
 
 def test_replays_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
