@@ -87,21 +87,11 @@ class Handle:
         self._warned = False
         self._used: set[str] | None = set() if holding.watches_use else None
         self._late = Late(given.optimizer) if given.nonfinite == "late" and given.optimizer is not None else None
+        self._overdue: ThinwireError | None = None
+        """What became of the last step, if it was heard of in this one: the same on every rank."""
         hooks = [] if self._used is None else watch_use(holding.named, self._used)
-        if self._late is not None:
-            hooks += self._settling(holding)
         self._unwatch = weakref.finalize(self, _remove, hooks)
         self._unwatch.atexit = False
-
-    def _settling(self, holding: Holding) -> list[Any]:
-        """A hook by which the last step is settled when the next forward pass begins, if nobody has to wait for it."""
-        ddp, settle, late = None if holding.ddp is None else holding.ddp(), weakref.WeakMethod(self.settle), self._late
-
-        def before_forward(*_: Any) -> None:
-            if late is not None and late.is_known and (call := settle()) is not None:
-                call()
-
-        return [] if ddp is None else [ddp.register_forward_pre_hook(before_forward)]
 
     @property
     def rule(self) -> Rule:
@@ -138,8 +128,9 @@ class Handle:
 
         It may be called at any moment, from a signal handler or another thread too: a step under way is not disturbed.
         """
-        if self._is_between_steps():
-            self.settle()
+        late = self._late
+        if late is not None and late.is_pending and self._is_between_steps() and not late.is_refused:
+            self.settle()  # asks nobody
         return self._holding.save(self.channel) | ({} if self.auto is None else {"auto": self.auto.state()})
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_resize: OnResize = "raise") -> None:
@@ -262,9 +253,11 @@ class Handle:
             raise
 
     def _begin(self) -> None:
-        """Begin a step; one whose backward pass broke off is undone first."""
-        self.settle()
+        """Begin a step; one whose backward pass broke off is undone first. Where the last one turns out to have been
+        refused, neither is this one taken: DDP would not survive an error here, so it is raised at the end."""
+        self._overdue = self._settled()
         self._give_up()
+        self._post.errors += [] if self._overdue is None else [self._overdue]
         self._threads = {threading.get_ident()}
         self._council.begin(f"step {self.channel.step}")
         self._common.look(self._council)
@@ -358,13 +351,13 @@ class Handle:
         """
         self._forget_use()
         self._aside.join()
-        if torch._C._current_graph_task_id() == -1:
+        if self._late is not None and self._overdue is None and not self._common.divides_by_active:
+            self._late.tell(self._agreed_refusal())
+            self._hand_over(Verdict(None, None, 1.0))
+        elif torch._C._current_graph_task_id() == -1:
             self._deliver(self._judged(active=False))
             with suppress(NonFiniteGradient):
                 self._finish()
-        elif self._late is not None and not self._common.divides_by_active:
-            self._late.tell(self._agreed_refusal())
-            self._hand_over(Verdict(None, None, 1.0))
         elif self._judges_late:
             self._hand_over(Verdict(None, None, 1.0))
             at_end_of_backward(lambda: at_end_of_backward(self._judge_and_finish))
@@ -377,8 +370,8 @@ class Handle:
         refused = self.channel.refused()
         if refused is None:
             self._post.attempt(self.channel.judge)
-            refused = torch.tensor(float(self.channel.fault is not None))
-        if self._post.errors:
+            refused = torch.zeros((), device=self._deliveries[0].gradient.device if self._deliveries else None)
+        if self._post.errors or self.channel.fault is not None:
             refused.fill_(1.0)
         if self._exchange.size > 1:
             assert isinstance(self._exchange, Reduces)
@@ -386,11 +379,22 @@ class Handle:
         return refused.clamp_(max=1.0)
 
     def settle(self) -> None:
-        """With `nonfinite="late"`: take the last step, or undo it on all ranks and raise, if that is not done yet."""
+        """With `nonfinite="late"`: take the last step, or undo it on all ranks and raise, if that is not done yet. Call
+        it on every rank, after the last step of a training."""
         if self._late is not None and self._late.is_pending:
             if self._late.heard():
                 self._judged(active=True)
             self._finish()
+
+    def _settled(self) -> ThinwireError | None:
+        """What became of the last step, if it was not taken."""
+        try:
+            self.settle()
+        except PeerLost:
+            raise
+        except ThinwireError as error:
+            return error
+        return None
 
     @property
     def _judges_late(self) -> bool:
@@ -399,6 +403,7 @@ class Handle:
         step of 45 on an H200. By the end of the backward pass it is known all the same."""
         on_gpu = bool(self._deliveries) and self._deliveries[0].gradient.is_cuda
         plain = self._holding.ddp is not None and self.auto is None and self._used is None
+        plain = plain and self._council is self._exchange  # gradients are the model's own
         return on_gpu and plain and not self._common.divides_by_active
 
     def _judge_and_finish(self) -> None:
@@ -474,6 +479,7 @@ class Handle:
 
     def _give_up(self) -> None:
         """Undo a step that neither finished nor will."""
+        self._aside.join()
         self._deliveries, self._post.errors = [], []
         self._post.clear()
         if self.auto is not None:

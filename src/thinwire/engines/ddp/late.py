@@ -4,7 +4,8 @@ With `nonfinite="raise"` the host waits at the end of each backward pass until i
 nothing to do in that time, and while the host then launches the optimizer: 1.2 ms of a step of 45 on an H200 (GPT-2,
 124 M parameters, fused AdamW). torch's fused optimizers look at a number on the device, `found_inf`, and leave
 everything as it is where that is 1: this is how a gradient scaler makes them skip a step. So the verdict goes there,
-and the host looks at it when the next forward pass begins if it has come by then, and else in the next backward pass.
+and the host looks at it in the next backward pass. (Not earlier where it happens to know it: ranks would look at
+different moments, between which there are collectives of others.)
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def check_late(optimizer: Optimizer | None, scaler: torch.amp.GradScaler | None)
             'nonfinite="late" needs an optimizer that can skip a step on the device: one of torch\'s with fused=True '
             '(Adam, AdamW, SGD, Adagrad), given as attach(ddp, rule, optimizer). Else use nonfinite="raise"'
         )
+    if optimizer is not None and any(g.get("momentum") and g.get("dampening") for g in optimizer.param_groups):
+        raise AttachError(
+            'nonfinite="late" cannot begin a momentum with dampening, for torch dampens no first gradient: use '
+            'dampening=0 or nonfinite="raise"'
+        )
     if scaler is not None and scaler.is_enabled():
         raise AttachError('a gradient scaler skips steps itself: use nonfinite="skip" with it in place of "late"')
 
@@ -36,6 +42,7 @@ class Late:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: weakref.ref[Any] = weakref.ref(optimizer)
+        begin_momentum_(optimizer)
         self._refused: Tensor | None = None
         self._event: torch.cuda.Event | None = None
 
@@ -56,21 +63,30 @@ class Late:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the host need not wait to hear of it."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
     def heard(self) -> bool:
-        """Whether the step was refused; from now on the host knows."""
-        refused, self._refused = self._refused, None
-        assert refused is not None
-        if not self.is_known and self._event is not None:
+        """Whether the step was refused; from now on it is not in doubt."""
+        refused, self._refused = self.is_refused, None
+        return refused
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the step in doubt was refused: waits until the device has got so far."""
+        assert self._refused is not None
+        if self._event is not None:
             self._event.synchronize()
-        return bool(refused)
+        return bool(self._refused)
 
     def release(self) -> None:
         """The optimizer takes every step again."""
         optimizer = self._optimizer()
         if optimizer is not None and hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
+
+
+def begin_momentum_(optimizer: Optimizer) -> None:
+    """Zeros where SGD has no momentum yet: without them a first step that is skipped leaves what is not initialised."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)

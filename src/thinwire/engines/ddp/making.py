@@ -55,6 +55,7 @@ def handle_of(
 def _check_late(method: Rule | Auto, holding: Holding, exchange: Exchange, given: Attachment) -> None:
     """Refuse to leave the verdict for later where ranks cannot agree on it on the device."""
     able = holding.ddp is not None and isinstance(exchange, Reduces) and not isinstance(exchange, Sharded)
+    able = able and holding.council is exchange  # and not between sites alone
     if given.nonfinite == "late" and (isinstance(method, Auto) or not able):
         raise AttachError(
             'nonfinite="late" is for a DDP model under one rule, with the exchange of its own process group: leave '
