@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.builds import CUDA_WITHOUT_GPU
 from tests.dist.training import Run, batch, differences, network, optimizer_of, train_simulated
 from tests.dist.world import run_world
 from torch import nn
@@ -60,7 +61,9 @@ def mismatches(rank: int, size: int) -> dict[str, str]:
     found["sparse gradients"] = refusal(sparse, thinwire.EF21(thinwire.TopK(0.1)), sgd(sparse))
     waves = DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64))
     found["complex numbers"] = refusal(waves, thinwire.EF21(thinwire.TopK(0.1)), sgd(waves))
-    own = DistributedDataParallel(network(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    narrow = _MixedPrecision(param_dtype=torch.bfloat16)
+    own = DistributedDataParallel(network(), mixed_precision=None if CUDA_WITHOUT_GPU else narrow)
+    own.mixed_precision = narrow
     found["DDP's own mixed precision"] = refusal(own, thinwire.EF21(thinwire.TopK(0.1)), sgd(own))
     found["not DDP"] = refusal(network(), thinwire.EF21(thinwire.TopK(0.1)), None)
     thinwire.attach(ddp, thinwire.EF21(thinwire.TopK(0.1)), sgd(ddp))

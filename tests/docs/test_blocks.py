@@ -30,7 +30,7 @@ def quiet(printed: str) -> bool:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_runs(block: str, tmp_path: Path) -> None:
     """A block that joins a process group (Accelerate does so by itself) runs on two ranks, another one alone."""
-    for package in re.findall(r"^(?:from|import) (pytorch_lightning|accelerate|transformers)\b", block, re.M):
+    for package in re.findall(r"^(?:from|import) (pytorch_lightning|accelerate|transformers|torchft)\b", block, re.M):
         pytest.importorskip(package, exc_type=ModuleNotFoundError)
     script = tmp_path / "block.py"
     script.write_text(block)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from tests.builds import CUDA_WITHOUT_GPU
 from torch import nn
 from torch.nn import functional as F
 
@@ -315,6 +316,7 @@ def test_without_a_gpu_the_remedy_is_told(capsys: pytest.CaptureFixture[str], mo
     assert "use --device cpu, or a machine with a GPU" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(CUDA_WITHOUT_GPU, reason="a build with CUDA that is told it has a GPU looks for a driver")
 @pytest.mark.usefixtures("_gpu_played_by_the_cpu")
 def test_the_command_prints_both_tables_and_who_is_absent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -49,7 +49,7 @@ def test_what_another_torch_keeps_elsewhere_is_named(name: str, mesh: DeviceMesh
     group = reduced_together(model)[0].group
     delattr(group, name)
     with pytest.raises(
-        AttachError, match=rf"{torch.__version__.split('+')[0]}.*FSDPParamGroup\.{name}.*knows torch 2\.13"
+        AttachError, match=rf"{torch.__version__.split('+')[0]}.*FSDPParamGroup\.{name}.*knows torch 2\.11 to 2\.13"
     ):
         thinwire.attach_fsdp(model, "ef21(topk(0.1))", mesh=mesh)
 
@@ -57,6 +57,8 @@ def test_what_another_torch_keeps_elsewhere_is_named(name: str, mesh: DeviceMesh
 def test_several_groups_of_one_module_are_refused(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharded(mesh)
     state = model._get_fsdp_state()  # type: ignore[attr-defined]
+    if not hasattr(state, "_fsdp_param_groups"):
+        pytest.skip("before torch 2.12 a module has at most one")
     monkeypatch.setattr(state, "_fsdp_param_groups", state._fsdp_param_groups * 2)
     with pytest.raises(AttachError, match="2 groups of parameters"):
         thinwire.attach_fsdp(model, "ef21(topk(0.1))", mesh=mesh)
@@ -107,6 +109,10 @@ class Called(nn.Module):
         return self.last(self.turns(self.turns(self.first(x), 0), 1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
+    reason="torch before 2.13 has no set_reduce_scatter_unused_params",
+)
 def test_gradients_that_come_in_two_parts_are_added(mesh: DeviceMesh) -> None:
     """FSDP hands over a module's gradients after each of its calls, with zeros for what that call did not use."""
     model = Called()

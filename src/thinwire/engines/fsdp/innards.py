@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from thinwire.errors import AttachError
 
-KNOWN = "2.13"
-"""The version of torch with which it was run; others serve where they keep the same parts."""
+KNOWN = "2.11 to 2.13"
+"""The versions of torch with which it was run; others serve where they keep the same parts."""
 OF_GROUP = (
     "fsdp_params",
     "mesh_info",
