@@ -2,6 +2,7 @@
 
     tags 0, 1        Empty, Dense                      dense.py
     tags 2, 3, 8     Sparse, Masked, SparseWords       sparse.py
+    tag 12           WholeRows                         sparse.py
     tags 4, 5, 6     Signs, Levels, Powers             quantised.py
     tags 7, 9-11     Flagged, Sum, Partial, Beside     nested.py
 
@@ -38,6 +39,8 @@ from thinwire.payload.sparse import Masked as Masked
 from thinwire.payload.sparse import Positioned as Positioned
 from thinwire.payload.sparse import Sparse as Sparse
 from thinwire.payload.sparse import SparseWords as SparseWords
+from thinwire.payload.sparse import WholeRows as WholeRows
+from thinwire.payload.sparse import rows_of as rows_of
 
 
 def chunks_of(payload: Payload) -> list[Chunk]:

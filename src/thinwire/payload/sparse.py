@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -204,3 +205,97 @@ class SparseWords(Positioned):
         reader.require(ascending, "positions are not strictly ascending below {}", layout.numel)
         positions.clamp_(max=layout.numel - 1)
         return cls(positions, EXPONENT4.decode(reader, exponent, codes, positions, layout, dtype), layout)
+
+
+@lru_cache(maxsize=256)
+def rows_of(layout: Layout, columns: int) -> Layout:
+    """How numbers lie of which each row has one, where a row is `columns` consecutive numbers of a piece, or what is
+    left of it."""
+    return Layout.of([(piece.name, piece.index, (-(-piece.numel // columns),)) for piece in layout.pieces])
+
+
+@dataclass(frozen=True, eq=False)
+class WholeRows(Positioned):
+    """Some rows of consecutive numbers: which ones, at less than a bit a number, then their values.
+
+    A row that its piece leaves short is filled up with zeros, at the end: how many numbers travel does not depend on
+    which rows of a piece are chosen. Where all workers have chosen the same, the values may be added up on their way.
+    """
+
+    rows: Tensor
+    """Strictly ascending numbers of rows, counted over all pieces."""
+    counts: tuple[int, ...]
+    """How many rows of each piece there are among them."""
+    columns: int
+    agreed: bool = False
+    """Whether all workers' messages of this step are of these rows."""
+    tag: ClassVar[int] = 12
+
+    @staticmethod
+    def of(x: Tensor, rows: Tensor, counts: Sequence[int], columns: int, layout: Layout, *, agreed: bool) -> WholeRows:
+        """These rows of a vector."""
+        positions, _ = _places_of(rows, columns, layout)
+        return WholeRows(positions, x[positions], layout, rows, tuple(counts), columns, agreed)
+
+    @property
+    def fixed(self) -> bool:
+        table = rows_of(self.layout, self.columns)
+        return not (self.rows.is_cuda or size_varies(table.numel, self.rows.numel()))
+
+    @property
+    def summand(self) -> Tensor | None:
+        return self._filled_up() if self.agreed else None
+
+    def with_summand(self, numbers: Tensor) -> WholeRows:
+        return replace(self, values=numbers[: self.positions.numel()])
+
+    def _filled_up(self) -> Tensor:
+        return _as_long(self.values, _space(self.counts, self.columns, self.layout))
+
+    def pack(self) -> list[Chunk]:
+        start = fields(f"I{len(self.counts)}I", self.columns, *self.counts)
+        rows = pack_positions(self.rows, rows_of(self.layout, self.columns).numel)
+        return [start, *rows, raw(self._filled_up())]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        columns, *counts = reader.fields(f"I{len(layout.pieces)}I")
+        reader.require(columns > 0, "message claims rows of no numbers")
+        table = rows_of(layout, columns)
+        for count, own in zip(counts, table.pieces, strict=True):
+            reader.require(
+                count <= own.numel, "message claims {} rows of {!r}, which has {}", count, own.name, own.numel
+            )
+        rows = unpack_positions(reader, table.numel, sum(counts))
+        values = reader.numbers(_space(counts, columns, layout), dtype)
+        positions, owners = _places_of(rows, columns, layout)
+        found = torch.bincount(owners, minlength=len(counts))
+        reader.require(
+            (found == torch.tensor(counts, device=rows.device)).all(), "rows are of other pieces than counted"
+        )
+        reader.require((values[positions.numel() :] == 0).all(), "numbers beyond the end of a row are not zero")
+        return cls(positions, _as_long(values, positions.numel()), layout, rows, tuple(counts), columns)
+
+
+def _space(counts: Sequence[int], columns: int, layout: Layout) -> int:
+    """How many numbers so many rows of each piece are, if none is short."""
+    return sum(count * min(columns, piece.numel) for count, piece in zip(counts, layout.pieces, strict=True))
+
+
+def _as_long(values: Tensor, length: int) -> Tensor:
+    """Cut off, or filled up with zeros."""
+    return torch.nn.functional.pad(values, (0, length - values.numel())) if values.numel() != length else values
+
+
+def _places_of(rows: Tensor, columns: int, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The positions of all numbers in some rows, and the place of the piece that each row is of."""
+    pairs = zip(rows_of(layout, columns).pieces, layout.pieces, strict=True)
+    described = [(row.part.stop, row.offset, piece.offset, piece.numel) for row, piece in pairs]
+    table = torch.tensor(described, dtype=torch.int64, device=rows.device).view(-1, 4).t().contiguous()
+    ends, firsts, starts, lengths = table.unbind()
+    owners = torch.bucketize(rows, ends, right=True)
+    within = (rows - firsts[owners]) * columns
+    numbers = (lengths[owners] - within).clamp(max=columns)
+    before = numbers.cumsum(0) - numbers
+    shift = (starts[owners] + within - before).repeat_interleave(numbers)
+    return torch.arange(shift.numel(), device=rows.device) + shift, owners
