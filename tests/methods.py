@@ -25,6 +25,7 @@ from thinwire import (
     MARINA,
     QSGD,
     VGC,
+    ArcTopK,
     ChunkTopK,
     Compressor,
     Contractive,
@@ -122,6 +123,17 @@ COMPRESSOR_ENTRIES = (
         ddp=["randk(0.1)", "randk(0.1, shared=True)"],
     ),
     CompressorEntry(
+        ArcTopK,
+        laws=[
+            ArcTopK(0.3, columns=3, directions=1),
+            ArcTopK(0.5, columns=4, directions=2),
+            ArcTopK(Warmup(0.9, 0.05, 5), columns=2, directions=1),
+        ],
+        wire=[ArcTopK(0.4, columns=3, directions=1), ArcTopK(0.05, columns=2, directions=1), ArcTopK(1.0, columns=6)],
+        fuzz=[ArcTopK(ratio, columns=4, directions=2) for ratio in (0.5, 0.2, 0.03)],  # bitmap, gaps, Elias-Fano
+        ddp=["arctopk(0.3, columns=8, directions=2)"],
+    ),
+    CompressorEntry(
         HardThreshold,
         laws=[HardThreshold(0.5), HardThreshold(0.01, values="float16")],
         wire=[HardThreshold(0.5), HardThreshold(1e9)],
@@ -175,6 +187,10 @@ class RuleEntry:
     fuzz: Sequence[Feedback] = ()
     """Forms whose messages are damaged."""
 
+    def forms(self, compressor: Compressor) -> Sequence[Feedback]:
+        """Its forms over a compressor; none over one that asks workers to agree, where the rule does not."""
+        return self.laws(compressor) if self.kind.agrees or not compressor.agrees else ()
+
 
 RULE_ENTRIES = (
     RuleEntry(
@@ -200,6 +216,7 @@ RULE_ENTRIES = (
             "memsgd(randk(0.2))",
             "memsgd(randk(0.2, shared=True))",
             "memsgd(randk(count=0.5))",
+            "memsgd(arctopk(0.3, columns=3, directions=1))",
             "memsgd(threshold(1.0))",
             "memsgd(strom(1.0))",
             "memsgd(sign(8))",
@@ -219,6 +236,7 @@ RULE_ENTRIES = (
             "memsgd(topk(0.1))",
             "memsgd(topk(0.1), memory=int8)",
             "memsgd(randk(0.1), decay=0.9)",
+            "memsgd(arctopk(0.3, columns=8), decay=0.9)",
             "memsgd(strom(0.02))",
         ],
         fuzz=[
@@ -427,7 +445,7 @@ RULE_ENTRIES = (
 
 def rules(compressor: Compressor) -> list[Feedback]:
     """Every rule that takes any contraction, over one."""
-    return [rule for entry in RULE_ENTRIES if entry.over is CONTRACTIONS for rule in entry.laws(compressor)]
+    return [rule for entry in RULE_ENTRIES if entry.over is CONTRACTIONS for rule in entry.forms(compressor)]
 
 
 CRITERIA = [rule for entry in RULE_ENTRIES if entry.kind in (VGC, Hybrid) for rule in entry.alone]
@@ -461,7 +479,12 @@ FUZZ_RULES: list[Feedback | Route] = [
 
 DDP_PAIRS = {
     entry.kind.name: [
-        *(f"{entry.kind.name}({compressor})" for other in COMPRESSOR_ENTRIES for compressor in other.ddp),
+        *(
+            f"{entry.kind.name}({compressor})"
+            for other in COMPRESSOR_ENTRIES
+            for compressor in other.ddp
+            if entry.kind.agrees or other.kind is not ArcTopK
+        ),
         *entry.ddp,
     ]
     for entry in RULE_ENTRIES

@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from thinwire.channel import Channel as Channel
     from thinwire.checkpoint import merge_states as merge_states
     from thinwire.compressors import QSGD as QSGD
+    from thinwire.compressors import ArcTopK as ArcTopK
     from thinwire.compressors import ChunkTopK as ChunkTopK
     from thinwire.compressors import Compressor as Compressor
     from thinwire.compressors import Contractive as Contractive

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import NonFiniteGradient
-from thinwire.feedback import Feedback, Need, Round, Rule, Signal, Slot, rule_of
+from thinwire.feedback import Need, Round, Rule, Signal, Slot, rule_of
 from thinwire.feedback.auto import dense_form
 from thinwire.feedback.family.participation import takes_part
 from thinwire.hub import Answer, Answers, Hub, Shares, Subject
@@ -23,12 +21,16 @@ from thinwire.outgoing import (
     Given,
     Norms,
     Outgoing,
+    Sketched,
     Template,
     are_fixed,
+    check_agreed,
     elements_of,
+    expected_of,
     flagged,
     norms_of,
     overflow_of,
+    sketched_of,
     summand_of,
     without,
 )
@@ -37,7 +39,7 @@ from thinwire.payload import Empty, Payload
 from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, rows_of, write
 from thinwire.payload.sums import read_total
 from thinwire.replay import Now, Replays
-from thinwire.step import Clock, Fault, Part, Underway, Unjudged, part_of
+from thinwire.step import Clock, Fault, Part, Underway, Unjudged, held_of, parts_of
 from thinwire.store import ParameterInfo, Store
 from thinwire.whole import Whole
 
@@ -92,7 +94,7 @@ class Channel:
         self._groups: dict[Layout, tuple[Part, ...]] = {}
         self._groups_of = self.started
         self._replays: Replays[Any] = Replays()
-        self._name, self._method = str(rule), zlib.crc32(str(rule).encode())
+        self._name = str(rule)
 
     def is_owned(self, name: str, slot: Slot) -> bool:
         """Whether a common slot is kept by owners of shares, each its own."""
@@ -166,6 +168,18 @@ class Channel:
 
     # ------------------------------------------------------------------------------------------------------------ send
 
+    def sketch(self, layout: Layout, given: Given) -> Sketched | None:
+        """This worker's letter before that about one bucket, for rules with `Need.AGREEMENT`; None where there are
+        none. What comes of everyone's goes into `Given.agreed`. Nothing advances."""
+        parts = tuple(part for part in self._parts(layout, given.used) if Need.AGREEMENT in part.rule.needs)
+        if not parts:
+            return None
+        flag, given = flagged(layout, given)
+        signals = [self._signal(part, layout, given, self._rescale(part, given.step_sizes)) for part in parts]
+        every = zip(parts, signals, strict=True)
+        made = [each.rule.sketch(said, each.layout, self.worker.bind(each.layout), self._key()) for each, said in every]
+        return sketched_of(parts, made, layout, self._expected(layout, parts, given.mark), flag, self.rank)
+
     def send(self, layout: Layout, given: Given) -> Outgoing:
         """This worker's letter about one bucket.
 
@@ -174,7 +188,7 @@ class Channel:
         parts, sizes = self._parts(layout, given.used), given.step_sizes
         expected = self._expected(layout, parts, given.mark)
         now = Now(self._key(), tuple(self._rescale(part, sizes) for part in parts), expected.digest)
-        mute = [self._held(part, sizes) for part in parts]
+        mute = [held_of(part, sizes) for part in parts]
         for part in parts:
             self._underway.begin_sending(part)
         alike = None if any(mute) or self.hub is not None else self._pattern(layout, parts, given)
@@ -257,7 +271,7 @@ class Channel:
         if self.hub is None:
             return None
         asked = [
-            Subject(part, self.hub.owners.cut(part.layout), ratios, self._held(part, given.step_sizes))
+            Subject(part, self.hub.owners.cut(part.layout), ratios, held_of(part, given.step_sizes))
             for part, ratios in zip(parts, now.ratios, strict=True)
         ]
         return self.hub.shares(asked, payloads, expected, flag)
@@ -268,19 +282,12 @@ class Channel:
         Where all are used the groups are kept until another parameter starts: 3 µs a parameter to find them anew.
         """
         if used is not None:
-            return self._grouped(layout, used)
+            return parts_of(layout, used, self.rules, self.started)
         if self._groups_of is not self.started:
             self._groups, self._groups_of = {}, self.started
         if layout not in self._groups:
-            self._groups[layout] = self._grouped(layout, [True] * len(layout.pieces))
+            self._groups[layout] = parts_of(layout, [True] * len(layout.pieces), self.rules, self.started)
         return self._groups[layout]
-
-    def _grouped(self, layout: Layout, used: Sequence[bool]) -> tuple[Part, ...]:
-        groups: dict[tuple[Feedback, bool], list[int]] = {}
-        for place, piece in enumerate(layout.pieces):
-            if used[place]:
-                groups.setdefault((self.rules[piece.name], piece.name not in self.started), []).append(place)
-        return tuple(part_of(layout, rule, first, tuple(places)) for (rule, first), places in groups.items())
 
     def _signal(self, part: Part, layout: Layout, given: Given, ratios: Sequence[float] | None) -> Signal:
         """What the rule of a part is told."""
@@ -294,6 +301,7 @@ class Channel:
             moment=None if moment is None else part.take(moment, layout, dtype, 1.0),
             previous=None if previous is None else part.take(previous, layout, dtype, given.scale),
             workers=self.size,
+            agreed=None if given.agreed is None else given.agreed.get(part.places),
         )
 
     def _rescale(self, part: Part, step_sizes: Mapping[str, float] | None) -> tuple[float, ...] | None:
@@ -312,12 +320,6 @@ class Channel:
         ratios = tuple(before[name] / s if s and before.get(name, s) != s else 1.0 for name, s in now.items())
         return None if all(ratio == 1.0 for ratio in ratios) else ratios
 
-    def _held(self, part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
-        """Parameters about which nothing can be said in units of updates, for their step size is zero."""
-        if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
-            return set()
-        return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
-
     def _payload(self, part: Part, signal: Signal, held: Collection[str], key: Key) -> Payload:
         """What the rule says; about parameters that are held, nothing."""
         if not part.first and not takes_part(part.rule, key):
@@ -333,6 +335,7 @@ class Channel:
 
     def _sent(self, part: Part, signal: Signal, key: Key) -> Payload:
         """The rule's message, and its state as it is kept until the next one."""
+        check_agreed(part, signal)
         state = self.worker.bind(part.layout)
         if part.rule.reads_common:
             state = state | self.server.bind(part.layout)
@@ -356,15 +359,8 @@ class Channel:
 
     def _expected(self, layout: Layout, parts: Sequence[Part], mark: int) -> Expected:
         """What every rank's letter about this bucket must have in common with this rank's."""
-        marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
-        common = struct.pack(f"<QQQ{len(marks)}I", self._method, self.seed % (1 << 64), self.step, *marks)
-        return Expected(
-            digest=zlib.crc32(common),
-            subject=f"step {self.step} of {self._name}",
-            pieces=len(layout.pieces),
-            parts=tuple((part.layout, self._dtype(part)) for part in parts),
-            key=self._key(),
-        )
+        dtypes = [self._dtype(part) for part in parts]
+        return expected_of(layout, parts, dtypes, mark, self._name, self._key())
 
     def dense_twin(self) -> Channel:
         """The same end, state and step under way, with rules that leave nothing out (`dense_form`)."""
@@ -381,7 +377,7 @@ class Channel:
         """
         flag, clean = flagged(layout, given)
         parts, sizes = self._parts(layout, clean.used), clean.step_sizes
-        mute = [self._held(part, sizes) for part in parts]
+        mute = [held_of(part, sizes) for part in parts]
         payloads: list[Payload] = []
         for part, held in zip(parts, mute, strict=True):
             signal = self._signal(part, layout, clean, self._rescale(part, sizes))

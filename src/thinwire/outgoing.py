@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from thinwire.errors import AttachError
+from thinwire.feedback import Need, Signal
 from thinwire.hub import Shares
 from thinwire.layout import Layout
-from thinwire.ops import block_norms, first_nonfinite
+from thinwire.ops import Key, block_norms, first_nonfinite
 from thinwire.ops.blocks import WHOLE
-from thinwire.payload import Beside, Payload, Payloads, placed_in
+from thinwire.payload import Beside, Dense, Payload, Payloads, add_all_to, placed_in
 from thinwire.payload.base import Count, both_counts
-from thinwire.payload.letter import FINITE, Expected, Letter
-from thinwire.payload.sums import Summand
-from thinwire.step import Part
+from thinwire.payload.letter import FINITE, Expected, Letter, read, write
+from thinwire.payload.sums import Summand, read_total
+from thinwire.step import Fault, Part
+
+Agreed = Mapping[tuple[int, ...], Sequence[Tensor]]
+"""For each part of a bucket whose rule needs an agreement, by its places: the sum of all workers' sketches of each
+piece."""
 
 USUAL = 64
 """Numbers of a bucket to a byte of its letter, where that may be of any length."""
@@ -44,6 +52,8 @@ class Given:
     """Whether the ledger wants norms."""
     mark: int = 0
     """A number that all ranks must have in common, such as a digest of the step sizes."""
+    agreed: Agreed | None = None
+    """What came of all workers' sketches, where `Channel.sketch` made any."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,47 @@ class Template:
     elements: Count
 
 
+@dataclass(frozen=True)
+class Sketched:
+    """Sketches of what rules will compress, on their way before the message."""
+
+    outgoing: Outgoing
+    sketches: Layout
+    """How they lie: for each piece its own, part after part."""
+    numbers: Tensor
+
+    def agree(self, messages: Sequence[Tensor] | Tensor) -> tuple[Agreed, Fault | None]:
+        """What all ranks' letters add up to, in rank order, so that all have the same bits: zeros where one raises its
+        flag. A sum that is not finite is a fault, which all ranks see."""
+        contents = read(messages, self.outgoing.expected)
+        return self._agreed(contents.flags, contents.payloads[0] if contents.payloads else ())
+
+    def agree_total(self, flags: Sequence[int], messages: Sequence[Tensor] | Tensor) -> tuple[Agreed, Fault | None]:
+        """As `agree`, of letters that were added up on their way."""
+        assert self.outgoing.summand is not None
+        return self._agreed(flags, read_total(messages, self.outgoing.summand, self.outgoing.expected))
+
+    def _agreed(self, flags: Sequence[int], sketches: Sequence[Payload]) -> tuple[Agreed, Fault | None]:
+        if any(flag != FINITE for flag in flags):
+            return self.none(), None  # the message's flag will be raised too
+        total = add_all_to(torch.zeros_like(self.numbers), sketches)
+        place = int(first_nonfinite(total, self.sketches))
+        if place == FINITE:
+            return self.agreed(total), None
+        return self.none(), Fault(None, self.sketches.pieces[place].name)
+
+    def agreed(self, total: Tensor) -> Agreed:
+        """The sum of all workers' sketches, by parts."""
+        views = iter([view for _, view in self.sketches.views(total)])
+        return {part.places: [next(views) for _ in part.layout.pieces] for part in self.outgoing.parts}
+
+    def none(self) -> Agreed:
+        """Where nothing was agreed upon: as if all sketches were zero, so that all sizes stay as they are."""
+        return self.agreed(torch.zeros_like(self.numbers))
+
+
+SKETCHES = 0x5CE7C4
+"""Marks letters with sketches."""
 ROW = 4096
 """So many squares are added up at a time."""
 
@@ -159,6 +210,51 @@ def summand_of(parts: Sequence[Part], payloads: Sequence[Payload], flag: Tensor)
         return None
     numbers = payloads[0].summand
     return None if numbers is None else Summand(payloads[0], numbers, flag)
+
+
+def expected_of(
+    layout: Layout, parts: Sequence[Part], dtypes: Sequence[torch.dtype], mark: int, method: str, key: Key
+) -> Expected:
+    """What every rank's letter about a bucket must have in common with this rank's."""
+    marks = [mark, layout.digest, *(part.layout.digest ^ part.first for part in parts)]
+    named = zlib.crc32(method.encode())
+    common = struct.pack(f"<QQQ{len(marks)}I", named, key.seed % (1 << 64), key.step, *marks)
+    return Expected(
+        digest=zlib.crc32(common),
+        subject=f"step {key.step} of {method}",
+        pieces=len(layout.pieces),
+        parts=tuple((part.layout, dtype) for part, dtype in zip(parts, dtypes, strict=True)),
+        key=key,
+    )
+
+
+def check_agreed(part: Part, signal: Signal) -> None:
+    """Refuse to send without the agreement that a rule needs: each worker would choose for itself."""
+    if signal.agreed is None and Need.AGREEMENT in part.rule.needs:
+        raise AttachError(
+            f"{part.rule} needs {Need.AGREEMENT.value}, which nobody asks for here: use it under attach or in a "
+            "Simulation, or take topk in place of arctopk"
+        )
+
+
+def sketched_of(
+    parts: tuple[Part, ...],
+    made: Sequence[Sequence[Tensor]],
+    layout: Layout,
+    expected: Expected,
+    flag: Tensor,
+    rank: int,
+) -> Sketched:
+    """A letter with the sketches of all pieces of some parts of a bucket."""
+    pieces = [piece for part in parts for piece in part.layout.pieces]
+    every = [sketch for of_part in made for sketch in of_part]
+    lying = [(piece.name, piece.index, (sketch.numel(),)) for piece, sketch in zip(pieces, every, strict=True)]
+    numbers, sketches = torch.cat(every), Layout.of(lying)
+    payload = Dense(numbers)
+    expected = replace(expected, digest=expected.digest ^ SKETCHES, parts=((sketches, numbers.dtype),))
+    letter = write([payload], expected.digest, flag, rank)
+    summand = None if flag.is_cuda else Summand(payload, numbers, flag)
+    return Sketched(Outgoing(letter, expected, True, 0, layout, parts, 1.0, {}, summand=summand), sketches, numbers)
 
 
 def norms_of(given: Tensor, unsaid: Tensor | None, layout: Layout, step_sizes: Mapping[str, float]) -> dict[str, Norms]:

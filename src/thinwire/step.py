@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.feedback import Feedback
+from thinwire.feedback import Feedback, Need
 from thinwire.layout import Layout
 from thinwire.ops import first_nonfinite
 from thinwire.ops.blocks import on_device
@@ -92,6 +92,24 @@ class Part:
 def part_of(bucket: Layout, rule: Feedback, first: bool, places: tuple[int, ...]) -> Part:
     """The part of a bucket at these places; kept, for each step asks for it."""
     return Part(rule, _packed(bucket, places), places, first)
+
+
+def parts_of(
+    bucket: Layout, used: Sequence[bool], rules: Mapping[str, Feedback], started: Collection[str]
+) -> tuple[Part, ...]:
+    """The pieces of a bucket that are used, grouped by rule and by whether they were exchanged before."""
+    groups: dict[tuple[Feedback, bool], list[int]] = {}
+    for place, piece in enumerate(bucket.pieces):
+        if used[place]:
+            groups.setdefault((rules[piece.name], piece.name not in started), []).append(place)
+    return tuple(part_of(bucket, rule, first, tuple(places)) for (rule, first), places in groups.items())
+
+
+def held_of(part: Part, step_sizes: Mapping[str, float] | None) -> set[str]:
+    """Parameters about which nothing can be said in units of updates, for their step size is zero."""
+    if step_sizes is None or Need.STEP_SIZE not in part.rule.needs:
+        return set()
+    return {piece.name for piece in part.layout.pieces if step_sizes[piece.name] == 0}
 
 
 @lru_cache(maxsize=1024)

@@ -18,6 +18,7 @@ from thinwire import Channel, EF21Plus, Feedback, Identity, Layout, MemSGD, Rand
 from thinwire.engines.elastic import Roster, Transaction, enter_, settle_, shares
 from thinwire.engines.elastic.membership import mean_of
 from thinwire.errors import AttachError
+from thinwire.feedback import Need
 from thinwire.feedback.increments import Increments
 from thinwire.outgoing import Given
 
@@ -28,12 +29,12 @@ def is_resizable(rule: Feedback) -> bool:
         rule.admit_workers(4)
     except AttachError:
         return False
-    return True
+    return Need.AGREEMENT not in rule.needs
 
 
 RESIZABLE = [rule for rule in METHODS if is_resizable(rule)]
 SOME = [MemSGD(TopK(0.1), memory="int8"), MemSGD(RandK(0.2))]
-KEEPS_ALL = [rule for rule in METHODS if isinstance(rule, MemSGD) and (rule.decay, rule.memory) == (1.0, "full")]
+KEEPS_ALL = [rule for rule in RESIZABLE if isinstance(rule, MemSGD) and (rule.decay, rule.memory) == (1.0, "full")]
 KEEPS_ALL_TOO = [rule for rule in EXACT_CRITERIA if rule.decay == 1.0]
 FIRST = {
     type(rule): rule for rule in reversed(RESIZABLE) if not isinstance(getattr(rule, "compressor", None), Identity)

@@ -180,8 +180,9 @@ def test_a_method_that_goes_by_channels_has_its_reason(rule: Feedback) -> None:
     """A compressor that chooses over the whole buffer, a memory in bytes, or one of few rules."""
     beyond, in_bytes = TopK(0.3, per="bucket"), any(slot.bits == 8 for slot in rule.slots)
     other = f"{rule.name} keeps its memory in bytes" if in_bytes else f"{beyond} does not compress each piece by itself"
-    reason = REASONS.get(rule.name, other)
-    assert rule.name in REASONS or in_bytes or rule.compressor == beyond
+    agrees = Need.AGREEMENT in rule.needs
+    reason = f"{rule.name} needs {Need.AGREEMENT.value}" if agrees else REASONS.get(rule.name, other)
+    assert rule.name in REASONS or in_bytes or agrees or rule.compressor == beyond
     assert str(refusal(rule, parameters())).startswith(reason)
     with pytest.raises(ConfigError, match=re.escape(f"workers cannot be simulated together: {reason}")):
         Crowd(parameters(), rule, WORKERS)

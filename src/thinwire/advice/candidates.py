@@ -61,6 +61,11 @@ def candidate(text: str) -> str:
 def _check_needs(rule: Rule) -> None:
     rules = rule.table.values() if isinstance(rule, Route) else (rule,)
     for each in rules:
+        if Need.AGREEMENT in each.needs:
+            raise AttachError(
+                f"{each} needs {Need.AGREEMENT.value}, which a rehearsal does not take: measure it with "
+                "`thinwire lab`, or leave it out"
+            )
         if each.needs & {Need.MOMENTS, Need.PREVIOUS, Need.FULL}:
             raise AttachError(
                 f"{each} needs more of a backward pass than its gradients, which a rehearsal does not take: measure it "

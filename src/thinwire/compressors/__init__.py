@@ -1,5 +1,6 @@
 """Compressors: frozen, stateless maps from a vector to a message, one file each."""
 
+from thinwire.compressors.arctopk import ArcTopK as ArcTopK
 from thinwire.compressors.base import Compressor as Compressor
 from thinwire.compressors.base import Draws as Draws
 from thinwire.compressors.base import Unbiased as Unbiased
@@ -20,6 +21,7 @@ ALL: tuple[type[Compressor], ...] = (
     TopK,
     ChunkTopK,
     RandK,
+    ArcTopK,
     HardThreshold,
     Strom,
     ScaledSign,

@@ -49,7 +49,7 @@ class Compressor(Named, ABC):
 
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
         """A memory's step: error <- ratio * error + value; c = C(error); error <- error - c."""
-        payload = self(_scaled_(error, ratios, layout).add_(value), layout, key)
+        payload = self(scaled_(error, ratios, layout).add_(value), layout, key)
         payload.add_to(error, alpha=-1.0)
         return payload
 
@@ -80,6 +80,19 @@ class Compressor(Named, ABC):
         (draw them by `key.once`, and they are not drawn again); None where it looks at every one."""
         return None
 
+    @property
+    def agrees(self) -> bool:
+        """Optional: whether workers choose together what they send, by the sum of their sketches."""
+        return False
+
+    def sketch(self, x: Tensor, layout: Layout, key: Key) -> Sequence[Tensor]:
+        """A few numbers of each piece of x, as many on every worker, by whose sum over all workers they choose."""
+        raise TypeError(f"{self} makes no sketches")
+
+    def by(self, agreed: Sequence[Tensor] | None) -> Compressor:
+        """This compressor where all workers' sketches add up to these; None: where a worker chooses alone."""
+        return self
+
     @abstractmethod
     def delta(self, numel: int) -> float:
         """The claimed contraction for a piece of `numel` numbers, at its least over all steps."""
@@ -89,7 +102,7 @@ class Compressor(Named, ABC):
         return None
 
 
-def _scaled_(error: Tensor, ratios: Sequence[float] | None, layout: Layout) -> Tensor:
+def scaled_(error: Tensor, ratios: Sequence[float] | None, layout: Layout) -> Tensor:
     """Each piece times its ratio, in place."""
     if isinstance(ratios, LiveRatios):
         return scale_pieces_(error, of_filled(ratios.numbers, layout).to(error.dtype), layout)

@@ -31,6 +31,12 @@ IN_SIMULATION = {
 """What whoever drives a simulation can give, and how."""
 
 
+def check_agreement(channel: Channel, given: bool, where: str) -> None:
+    """Refuse a rule whose workers are to agree before they send, where nobody adds up their sketches."""
+    remedy = f"{where} send without asking first. Take topk in place of arctopk, or attach(ddp, rule, optimizer)"
+    check_need(channel, Need.AGREEMENT, given, remedy)
+
+
 def check_need(channel: Channel, need: Need, given: bool, remedy: str) -> None:
     """Refuse a rule that needs what is not given."""
     if need in channel.needs and not given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -13,7 +14,14 @@ from torch import Tensor
 from thinwire.channel import Channel
 from thinwire.checkpoint import OnResize, load_all_, merge_states, save
 from thinwire.engines.flush import apply_, dense_channel, forget_, owed
-from thinwire.engines.needs import IN_SIMULATION, check_gives, check_momentum, check_need, warn_of_optimizer
+from thinwire.engines.needs import (
+    IN_SIMULATION,
+    check_agreement,
+    check_gives,
+    check_momentum,
+    check_need,
+    warn_of_optimizer,
+)
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import ConfigError
 from thinwire.exchange import Incoming, Loopback, Traffic, adds_up, check_exchange_name, owners_among
@@ -23,7 +31,7 @@ from thinwire.hub import Answer, Shares
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
 from thinwire.ops import Key
-from thinwire.outgoing import Given, Outgoing, longest_message
+from thinwire.outgoing import Agreed, Given, Outgoing, longest_message
 from thinwire.owners import Owners
 from thinwire.payload.base import Count, both_counts, mean_count
 from thinwire.payload.letter import letter_size
@@ -84,6 +92,7 @@ class Simulation:
         if gives is not None:
             check_gives(self.channels[0], {*gives, *([Need.STEP_SIZE] if optimizer is not None else [])})
         self._step_sizes = StepSizes(self.parameters, optimizer) if optimizer is not None else None
+        check_agreement(self.channels[0], self.channels[0].hub is None, "workers that are servers of shares")
         check_momentum(self.channels[0], self._step_sizes)
         warn_of_optimizer(self.channels[0], self._step_sizes, stacklevel=3)
         self._layouts = [self.channels[0].layout(names) for names in _by_type(self.parameters)]
@@ -223,19 +232,20 @@ class Simulation:
         used: Sequence[bool],
     ) -> Tensor:
         measure = self.ledger.due(self.channels[0].step)
-        sent = [
-            channel.send(
-                layout,
-                Given(
-                    self._flat(layout, own),
-                    step_sizes=step_sizes,
-                    used=used,
-                    moment=None if moments is None else self._flat(layout, moments[channel.rank]),
-                    previous=None if previous is None else self._flat(layout, previous[channel.rank]),
-                    measure=measure and channel is self.channels[0],
-                ),
+        given = [
+            Given(
+                self._flat(layout, own),
+                step_sizes=step_sizes,
+                used=used,
+                moment=None if moments is None else self._flat(layout, moments[channel.rank]),
+                previous=None if previous is None else self._flat(layout, previous[channel.rank]),
+                measure=measure and channel is self.channels[0],
             )
             for channel, own in zip(self.channels, gradients, strict=True)
+        ]
+        agreed = self._agreed(layout, given)
+        sent = [
+            channel.send(layout, replace(own, agreed=agreed)) for channel, own in zip(self.channels, given, strict=True)
         ]
         like = self.parameters[layout.pieces[0].name]
         out = torch.empty(layout.numel, dtype=like.dtype, device=like.device)
@@ -244,6 +254,18 @@ class Simulation:
         arriving = self._gathered(sent, "a bucket")
         self._book(sent, self._traffic(sent[0], arriving))
         return self.channels[0].receive(sent[0], arriving.wait(), out)
+
+    def _agreed(self, layout: Layout, given: Sequence[Given]) -> Agreed | None:
+        """What workers agree upon before they send, where rules ask for that."""
+        made = [channel.sketch(layout, own) for channel, own in zip(self.channels, given, strict=True)]
+        sketched = [each for each in made if each is not None]
+        if not sketched or not sketched[0].numbers.numel():
+            return sketched[0].none() if sketched else None
+        arriving = self._gathered([each.outgoing for each in sketched], "sketches of a bucket")
+        self.ledger.carry(self._traffic(sketched[0].outgoing, arriving))
+        agreed, fault = sketched[0].agree(arriving.wait())
+        self.channels[0].fault = self.channels[0].fault or fault
+        return agreed
 
     def _book(self, sent: Sequence[Outgoing], traffic: Traffic) -> None:
         self.ledger.add(traffic, sent[0].layout.numel, sent[0].norms, _mean([one.elements for one in sent]))

@@ -38,6 +38,7 @@ class Need(Enum):
     PREVIOUS = "the gradient at the previous point, on the same samples"
     FULL = "the gradient of all of a worker's samples, in the rounds that it asks for it"
     BROADCAST = "a server that broadcasts the model"
+    AGREEMENT = "the sum of all workers' sketches, before they send"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Signal:
     """The gradient of the same samples at the previous point; there where a rule needs it."""
     workers: int = 1
     """How many workers' messages are averaged."""
+    agreed: Sequence[Tensor] | None = None
+    """What all workers' sketches of each piece add up to; there where a rule needs an agreement."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,13 @@ class Feedback(Named, ABC):
     """Whether with `identity()` as its compressor it is dense training, by nothing but the mean of what workers say:
     `auto` may go over to that and back at any step, and no state is lost."""
 
+    agrees: ClassVar[bool] = False
+    """Whether it has `sketch`, so that workers can choose together what its compressor sends."""
+
     @property
     def needs(self) -> frozenset[Need]:
         """What it asks of the engine."""
-        return frozenset()
+        return frozenset({Need.AGREEMENT} if self.agrees and self.compressor.agrees else ())
 
     @property
     def varies(self) -> bool:
@@ -172,6 +178,10 @@ class Feedback(Named, ABC):
     @abstractmethod
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         """The worker's half: advance its own slots and say what travels. `signal` is left as it is."""
+
+    def sketch(self, signal: Signal, layout: Layout, state: State, key: Key) -> Sequence[Tensor]:
+        """Its compressor's sketch of what `send` will compress, for rules with `Need.AGREEMENT`; nothing advances."""
+        raise TypeError(f"{self.name} has nothing to agree on")
 
     @abstractmethod
     def receive(self, round: Round, layout: Layout, state: State, out: Tensor) -> Tensor:
@@ -221,6 +231,11 @@ def check_compressor(rule: Feedback) -> None:
     """Refuse anything but a compressor in a rule's first place."""
     if not isinstance(rule.compressor, Compressor):
         raise ConfigError(f"{rule.name} takes a compressor such as topk(0.01), got {rule.compressor!r}")
+    if rule.compressor.agrees and not rule.agrees:
+        raise ConfigError(
+            f"{rule.name} has nothing that workers could agree on before they send, as {rule.compressor} asks them to: "
+            f"use memsgd, plain, ef21, ef21sgdm or econtrol, or write {rule.name}(topk(0.01))"
+        )
 
 
 def check_contraction(rule: Feedback, compressor: Compressor, name: str, numel: int) -> None:

@@ -38,6 +38,7 @@ class EF21(Increments):
     start: str = "gradient"
     name: ClassVar[str] = "ef21"
     piecewise: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

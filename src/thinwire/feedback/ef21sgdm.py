@@ -42,6 +42,7 @@ class EF21SGDM(Increments):
     start: str = "gradient"
     name: ClassVar[str] = "ef21sgdm"
     piecewise: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, LOCAL, MEAN)
 
     def __post_init__(self) -> None:

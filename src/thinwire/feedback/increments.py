@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self, final
 
 from torch import Tensor
 
@@ -49,6 +51,8 @@ class Increments(Feedback):
 
     @final
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
+        if signal.agreed is not None:
+            return self._by(signal.agreed).send(replace(signal, agreed=None), layout, state, key)
         target = self.target_(signal, layout, state, key)
         if signal.first:
             payload = self.first(target, layout, state, key)
@@ -56,6 +60,17 @@ class Increments(Feedback):
             payload = self.later(target, signal, layout, state, key)
         self.note_(payload, signal, state)
         return payload
+
+    def _by(self, agreed: Sequence[Tensor]) -> Self:
+        """The same rule over its compressor once workers agree."""
+        changes: dict[str, Any] = {"compressor": self.compressor.by(agreed)}
+        return replace(self, **changes)  # type: ignore[type-var]  # every rule is a dataclass
+
+    def sketch(self, signal: Signal, layout: Layout, state: State, key: Key) -> Sequence[Tensor]:
+        """Of target - g_i, for rules whose c is C of that."""
+        own = {name: slot.clone() for name, slot in state.items()}
+        target = self.target_(signal, layout, own, key)
+        return self.compressor.sketch(target - state["local"], layout, key)
 
     def target_(self, signal: Signal, layout: Layout, state: State, key: Key) -> Tensor:
         """What g_i is to follow: the gradient, or what this advances of the worker's own slots."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from thinwire.compressors import Compressor
+from thinwire.compressors.base import scaled_
 from thinwire.feedback.base import (
     Feedback,
     Need,
@@ -70,7 +71,7 @@ class MemSGD(Feedback):
     averages: ClassVar[bool] = True
     dense_by_identity: ClassVar[bool] = True
     owes: ClassVar[tuple[str, ...]] = ("error",)
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEP_SIZE})
+    agrees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)
@@ -78,12 +79,20 @@ class MemSGD(Feedback):
         check_memory(self.name, self.memory)
 
     @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {Need.STEP_SIZE}
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         return memory_slots(self.memory, "error")
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         ratios = decayed(signal.rescale, self.decay, layout)
-        return self.compressor.take_(state["error"], signal.value, ratios, layout, key)
+        return self.compressor.by(signal.agreed).take_(state["error"], signal.value, ratios, layout, key)
+
+    def sketch(self, signal: Signal, layout: Layout, state: State, key: Key) -> Sequence[Tensor]:
+        ratios = decayed(signal.rescale, self.decay, layout)
+        return self.compressor.sketch(scaled_(state["error"].clone(), ratios, layout).add_(signal.value), layout, key)
 
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key) if self.memory == "full" else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,12 +36,16 @@ class Plain(Feedback):
     piecewise: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     dense_by_identity: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_compressor(self)
 
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
-        return self.compressor(signal.value, layout, key)
+        return self.compressor.by(signal.agreed)(signal.value, layout, key)
+
+    def sketch(self, signal: Signal, layout: Layout, state: State, key: Key) -> Sequence[Tensor]:
+        return self.compressor.sketch(signal.value, layout, key)
 
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key)

@@ -46,7 +46,7 @@ def refusal(rule: Rule, parameters: Mapping[str, Tensor]) -> str | None:
     """
     if not isinstance(rule, Feedback):
         return f"{rule} gives parameters rules of their own"
-    for need in (Need.MOMENTS, Need.BROADCAST):
+    for need in (Need.MOMENTS, Need.BROADCAST, Need.AGREEMENT):
         if need in rule.needs:
             return f"{rule.name} needs {need.value}"
     if not rule.piecewise:

@@ -298,7 +298,7 @@ class Handle:
         if self.auto is not None and mode is not Mode.COMPRESSED:
             self.auto.average(given, gradient)
             return
-        sent = self.channel.send(layout, given)
+        sent = self.channel.send(layout, self._post.agreed(layout, given, place))
         if self.auto is not None:
             self.auto.compressed(sent.message.numel())
         self._post.send(sent, gradient, place)

@@ -11,7 +11,7 @@ from thinwire.engines.ddp.attachment import Attachment
 from thinwire.engines.ddp.autopilot import Autopilot
 from thinwire.engines.ddp.handle import Handle
 from thinwire.engines.ddp.holding import Holding
-from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.needs import check_agreement, check_momentum, check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError
 from thinwire.exchange import Exchange, Reduces, Sharded
@@ -42,6 +42,8 @@ def handle_of(
     check_need(channel, Need.STEP_SIZE, step_sizes is not None, call)
     check_need(channel, Need.MOMENTS, given.moments is not None, moments)
     check_one_backward(channel)
+    gathers = holding.ddp is not None and not holding.shard and owners is None and not isinstance(method, Auto)
+    check_agreement(channel, gathers, 'workers under auto, with shards, between sites or with exchange="server"')
     check_momentum(channel, step_sizes)
     warn_of_optimizer(channel, step_sizes, stacklevel=depth)
     _check_late(method, holding, exchange, given)

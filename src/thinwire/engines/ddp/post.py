@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from thinwire.exchange import Exchange, Incoming, Reduces, Scatters, Sharded, Tr
 from thinwire.exchange.bundle import FULL, SHORT, gather_together
 from thinwire.layout import Layout
 from thinwire.ledger import Ledger
-from thinwire.outgoing import Outgoing, longest_message
+from thinwire.outgoing import Agreed, Given, Outgoing, Sketched, longest_message
 from thinwire.payload.letter import Contents
 from thinwire.payload.sums import add_up, write_shares, write_total
 
@@ -43,6 +44,44 @@ class Post:
         self._waiting: list[Arrival] = []
         self._means: list[Averaging] = []
 
+    def agreed(self, layout: Layout, given: Given, place: int) -> Given:
+        """What is given, with what all ranks agree upon before they send, where rules ask for that."""
+        sketched = self._channel.sketch(layout, given)
+        return given if sketched is None else replace(given, agreed=self._agreement(sketched, place))
+
+    def _agreement(self, sketched: Sketched, place: int) -> Agreed:
+        """Add up all ranks' sketches, and wait for the sum. A rank that cannot read them goes on with zeros, in
+        messages of the right size, and the others hear of it by the verdict."""
+        if not sketched.numbers.numel():
+            return sketched.none()
+        arrival = Arrival(sketched.outgoing, sketched.numbers, place)
+        found: list[Agreed] = []
+        messages = self._summed(arrival, f"sketches of bucket {place}")
+
+        def read() -> None:
+            if not arrival.in_shares:
+                agreed, fault = sketched.agree(messages)
+            else:
+                assert arrival.flags is not None
+                agreed, fault = sketched.agree_total(arrival.flags, messages)
+            found.append(agreed)
+            self._channel.fault = self._channel.fault or fault
+
+        if not arrival.in_shares or arrival.flags is not None:
+            self.attempt(read)
+        return found[0] if found else sketched.none()
+
+    def _summed(self, arrival: Arrival, what: str) -> Sequence[Tensor] | Tensor:
+        """All ranks' letters, or the totals of their shares, once they are here."""
+        sent, exchange = arrival.sent, self._exchange
+        if not self._adds_up(sent):
+            incoming = exchange.gather(sent.message, fixed=True, longest=0, what=what)
+            self._ledger.carry(incoming.traffic)
+            return incoming.wait()
+        self._ledger.carry(self._traffic_of_sum(sent))
+        letters = self._scatter(arrival, what).wait()
+        return self._add_up(arrival, letters).wait()
+
     def send(self, sent: Outgoing, gradient: Tensor, place: int) -> None:
         """Send a message on its way; what comes of it is written where the gradient is."""
         arrival = Arrival(sent, gradient, place)
@@ -58,18 +97,31 @@ class Post:
     def _start(self, arrival: Arrival) -> None:
         """Send a message on its way, to be gathered or added up; a short one waits for the next."""
         sent, exchange = arrival.sent, self._exchange
-        own = sent.summand
         if isinstance(exchange, Sharded):
             self._send_shares(exchange, arrival)
-        elif own is not None and self._scatters and adds_up(own.numbers.nbytes, exchange.size):
-            assert isinstance(exchange, Scatters)
-            shares = write_shares(own, sent.expected, exchange.rank, exchange.size)
-            arrival.in_shares, arrival.incoming = True, exchange.scatter(shares, arrival.what)
-            self._book(arrival, Traffic.of_sum(sent.message.numel(), own.share_size(exchange.size), exchange.size))
+        elif self._adds_up(sent):
+            arrival.incoming = self._scatter(arrival, arrival.what)
+            self._book(arrival, self._traffic_of_sum(sent))
         elif sent.usual >= SHORT or sent.message.is_cuda:
             self._gather([arrival])
         else:
             self._waiting.append(arrival)
+
+    def _adds_up(self, sent: Outgoing) -> bool:
+        own = sent.summand
+        return own is not None and self._scatters and adds_up(own.numbers.nbytes, self._exchange.size)
+
+    def _scatter(self, arrival: Arrival, what: str) -> Incoming:
+        """Start to tell each rank its share of a message, to be added up there."""
+        sent, exchange, arrival.in_shares = arrival.sent, self._exchange, True
+        assert isinstance(exchange, Scatters)
+        assert sent.summand is not None
+        return exchange.scatter(write_shares(sent.summand, sent.expected, exchange.rank, exchange.size), what)
+
+    def _traffic_of_sum(self, sent: Outgoing) -> Traffic:
+        assert sent.summand is not None
+        size = self._exchange.size
+        return Traffic.of_sum(sent.message.numel(), sent.summand.share_size(size), size)
 
     def _send_waiting(self, least: int) -> None:
         """Send what waits off, if it is so many bytes."""

@@ -30,7 +30,7 @@ from thinwire.engines.ddp.verdict import Verdict
 from thinwire.engines.elastic.chronicle import Chronicle, mark_of
 from thinwire.engines.elastic.membership import Roster, enter_, mean_of, rescale_, settle_, shares
 from thinwire.engines.elastic.transaction import Transaction
-from thinwire.engines.needs import check_momentum, check_need, check_one_backward, warn_of_optimizer
+from thinwire.engines.needs import check_agreement, check_momentum, check_need, check_one_backward, warn_of_optimizer
 from thinwire.engines.step_sizes import StepSizes
 from thinwire.errors import AttachError, MomentError, NonFiniteGradient, QuorumError, ThinwireError
 from thinwire.exchange import Exchange, Incoming
@@ -120,6 +120,7 @@ class ElasticHandle:
         remedy = "pass moments=thinwire.moments.watch(model)"
         check_need(channel, Need.MOMENTS, given.moments is not None, remedy)
         check_one_backward(channel)
+        check_agreement(channel, False, "workers that come and go")
         check_momentum(channel, sizes)
         warn_of_optimizer(channel, sizes, stacklevel=5)
         self._moments = None if given.moments is None else SecondMoments(channel, given.moments, self._parameters)

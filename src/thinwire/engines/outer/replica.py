@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channel import Channel
-from thinwire.engines.needs import check_need
+from thinwire.engines.needs import check_agreement, check_need
 from thinwire.engines.outer.point import Fragment, OuterPoint, Parameters, cut
 from thinwire.engines.outer.schedule import Outer
 from thinwire.errors import ConfigError
@@ -59,6 +59,7 @@ class Replica:
         for channel in self.channels:
             for need, reason in BEYOND_OUTER_STEPS.items():
                 check_need(channel, need, False, f"{reason}. Use memsgd, ef21, ef21sgdm or plain")
+            check_agreement(channel, False, "workers that take outer steps")
         fragments = [Fragment(channel) for channel in self.channels]
         self.points: list[OuterPoint] = (
             [OuterPoint(fragment, parameters, outer.momentum) for fragment in fragments]

@@ -37,6 +37,7 @@ class EControl(Increments):
     start: str = "gradient"
     name: ClassVar[str] = "econtrol"
     piecewise: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (Slot("error"), LOCAL, MEAN)
     owes: ClassVar[tuple[str, ...]] = ("error",)
 

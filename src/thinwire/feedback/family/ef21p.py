@@ -45,6 +45,8 @@ class EF21P(Feedback):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Feedback) or Need.BROADCAST in self.rule.needs:
             raise ConfigError(f"{self.name} takes a rule such as ef21(topk(0.01)) for the gradients, got {self.rule}")
+        if Need.AGREEMENT in self.rule.needs:
+            raise ConfigError(f"{self.name} asks its workers for no agreement, which {self.rule} needs: use topk")
         if not isinstance(self.model, Compressor):
             raise ConfigError(f"{self.name} takes a compressor such as topk(0.01) for the model, got {self.model!r}")
 
