@@ -77,6 +77,56 @@ def mem_sgd(
     return np.array(path), memory
 
 
+Project = Callable[[int], Vector]
+"""project(t): the matrix V of round t, which all workers have drawn alike."""
+
+
+def arc_rows(given: Vector, V: Vector, k: int) -> Vector:
+    """ARC-Top-K (arXiv 2510.26709): which numbers travel, by the k rows of largest norm of the mean of all X_i V.
+
+    X_i is given[i] in rows as long as V is high, the last one filled up with zeros.
+    """
+    n, d = given.shape
+    c = len(V)
+    m = math.ceil(d / c)
+    X = np.pad(given, ((0, 0), (0, m * c - d))).reshape(n, m, c)
+    P = sum(X[i] @ V for i in range(n)) / n
+    chosen = np.argsort(-(P * P).sum(1), kind="stable")[:k]
+    return np.isin(np.arange(d) // c, chosen)
+
+
+def arc_mem_sgd(
+    gradient: Gradient, x: Vector, n: int, project: Project, k: int, step: Step, steps: int
+) -> tuple[Vector, Vector]:
+    """Mem-SGD whose workers compress by ARC-Top-K, in update units; also the memories at the end."""
+    memory = np.zeros((n, x.size))
+    path = [x]
+    for t in range(steps):
+        p = np.array([memory[i] + step(t) * gradient(i, x, t) for i in range(n)])
+        travels = arc_rows(p, project(t), k)
+        memory = np.where(travels, 0.0, p)
+        x = x - np.where(travels, p, 0.0).sum(0) / n
+        path.append(x)
+    return np.array(path), memory
+
+
+def arc_ef21m(
+    gradient: Gradient, x: Vector, n: int, project: Project, k: int, step: Step, steps: int, eta: float
+) -> Vector:
+    """EF21 with momentum by ARC-Top-K: v_i and g_i begin as the first gradients, which travel whole."""
+    v = np.array([gradient(i, x, 0) for i in range(n)])
+    g = v.copy()
+    path = [x]
+    for t in range(steps):
+        if t > 0:
+            v = np.array([(1 - eta) * v[i] + eta * gradient(i, x, t) for i in range(n)])
+            travels = arc_rows(v - g, project(t), k)
+            g = np.where(travels, v, g)
+        x = x - step(t) * g.sum(0) / n
+        path.append(x)
+    return np.array(path)
+
+
 def dgc(
     gradient: Gradient,
     x: Vector,
