@@ -216,7 +216,7 @@ RULE_ENTRIES = (
             "memsgd(randk(0.2))",
             "memsgd(randk(0.2, shared=True))",
             "memsgd(randk(count=0.5))",
-            "memsgd(arctopk(0.3, columns=3, directions=1))",
+            "memsgd(arctopk(0.3, columns=3))",
             "memsgd(threshold(1.0))",
             "memsgd(strom(1.0))",
             "memsgd(sign(8))",

@@ -23,8 +23,10 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 3600
 """A run of tests that takes longer hangs, which a fault may well cause."""
 NEAREST = {
+    "compressors/arctopk": ("unit/test_agreement.py", "paper/test_arctopk.py"),
     "compressors": ("laws/test_compressor_laws.py", "unit/test_compressors.py", "golden", "laws"),
     "feedback": ("unit/test_feedback.py", "unit/test_vgc.py", "golden", "paper/test_equivalences.py", "laws", "paper"),
+    "feedback/memsgd": ("unit/test_agreement.py", "paper/test_memsgd.py", "golden", "laws"),
     "feedback/base": ("paper/test_memsgd.py", "unit/test_outer.py"),
     "feedback/dgc": ("paper/test_dgc.py", "golden", "unit/test_flush.py"),
     "feedback/memadam": ("paper/test_memadam.py", "golden"),

@@ -52,7 +52,7 @@ class ArcTopK(Compressor):
 
     ratio: Number
     columns: int = 256
-    directions: int = 2
+    directions: int = 1
     name: ClassVar[str] = "arctopk"
     draws: ClassVar[Draws | None] = None
     agrees: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class ArcTopK(Compressor):
         check(
             whole and self.columns % self.directions == 0,
             f"arctopk cuts a row of `columns` numbers into `directions` equal blocks, got columns={self.columns} and "
-            f"directions={self.directions}: take columns=256, directions=2",
+            f"directions={self.directions}: take columns=256, directions=1",
         )
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Payload:
