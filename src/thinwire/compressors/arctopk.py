@@ -24,15 +24,16 @@ class ArcTopK(Compressor):
 
         S = (1/n) sum_i X_i V;   R = the k rows of S of largest norm;   C(X_i) = X_i in the rows R, zero elsewhere
 
-    As the paper has it: V, of a few columns, is drawn from a key that all workers hold; sketches are added up, and so
-    are the rows, without positions; the mean of what is sent is a contraction of the mean of what was given:
+    The paper's: a light sketch by which workers agree, an all-reduce without positions, and a contraction of the mean;
+    its own rule is EF21-M (`EF21SGDM` here). In public code of it V is Gaussian, and the rows are those of a matrix.
+
+    Ours: a row of c numbers is cut into r blocks, and each is added up with random signs, drawn by the key that all
+    workers hold. So V has orthogonal columns: no row of a sketch is longer than the row itself (both in one scale), the
+    chosen rows hold at least k/m of all sketches' squares, and these are in the mean r/c of the squares of x. Hence
 
         E|C(x) - x|^2 <= (1 - (k/m) (r/c)) |x|^2,   x the mean of the X_i, of m rows of c numbers, and r directions
 
-    The choice of V is ours: a row of c numbers is cut into r blocks, and each is added up with random signs. So
-    V has orthogonal columns: no row of a sketch is longer than the row itself, the chosen rows hold at least k/m of all
-    sketches' squares, and these are in the mean r/c of the squares of x. A Gaussian V, which sketches as well, has no
-    such bound. A message alone is no contraction of its own worker's vector: its rows are large in the sum of all.
+    One worker's message alone is no contraction of its own vector: its rows are large in the sum of all.
 
     X is a parameter's numbers in their order, `columns` to a row, whatever its shape; the last row may be shorter. A
     `ratio` of the rows is sent, at least one: a parameter of up to `columns` numbers travels whole. Sketches are
