@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 3600
 """A run of tests that takes longer hangs, which a fault may well cause."""
 NEAREST = {
-    "compressors/arctopk": ("unit/test_agreement.py", "paper/test_arctopk.py"),
+    "compressors/arctopk": ("unit/test_agreement.py", "paper/test_arctopk.py", "unit/test_sums.py"),
     "compressors": ("laws/test_compressor_laws.py", "unit/test_compressors.py", "golden", "laws"),
     "feedback": ("unit/test_feedback.py", "unit/test_vgc.py", "golden", "paper/test_equivalences.py", "laws", "paper"),
     "feedback/memsgd": ("unit/test_agreement.py", "paper/test_memsgd.py", "golden", "laws"),
@@ -35,7 +35,7 @@ NEAREST = {
     "payload/letter": ("unit/test_channel.py", "fuzz"),
     "payload/nested": ("unit/test_payload.py", "unit/test_family.py", "paper/test_memadam.py", "fuzz"),
     "payload/sums": ("unit/test_sums.py", "dist/test_sums.py"),
-    "payload/sparse": ("unit/test_payload.py", "unit/test_values.py", "unit/test_sums.py"),
+    "payload/sparse": ("unit/test_payload.py", "unit/test_agreement.py", "unit/test_values.py", "unit/test_sums.py"),
     "payload/positions": ("unit/test_positions.py", "fuzz"),
     "feedback/second_hop": ("unit/test_server.py", "dist/test_server.py"),
     "ops": ("kernels", "unit/test_ops.py"),
@@ -46,7 +46,7 @@ NEAREST = {
     "store": ("unit/test_store.py", "unit/test_channel.py", "laws/test_rule_laws.py", "unit/test_simulation.py"),
     "replay": ("unit/test_replay.py",),
     "outgoing": ("unit/test_post.py", "unit/test_channel.py", "unit/test_simulation.py", "unit/test_crowd.py",
-                 "dist/test_nonfinite.py"),
+                 "unit/test_agreement.py", "dist/test_nonfinite.py"),
     "channel": ("unit/test_channel.py", "unit/test_sums.py", "unit/test_simulation.py", "paper/test_memsgd.py",
                 "unit/test_family.py", "unit/test_vgc.py", "unit/test_crowd.py", "fuzz"),
     "step": ("unit/test_channel.py", "unit/test_simulation.py", "laws/test_rule_laws.py", "dist"),

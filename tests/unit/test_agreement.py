@@ -20,11 +20,12 @@ from thinwire.advice.candidates import candidate
 from thinwire.compressors import ArcTopK, Compressor
 from thinwire.engines.crowd import Crowd
 from thinwire.engines.elastic import ElasticHandle, Elasticity
-from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, ThinwireError
+from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, ThinwireError, WireError
 from thinwire.exchange import allreduce_bytes
 from thinwire.feedback import Need
 from thinwire.ops import random_bits
 from thinwire.outgoing import Given
+from thinwire.payload import Reader, pack_payload, unpack_payload
 
 RULE = "memsgd(arctopk(0.25, columns=8, directions=2))"
 FORMS = [ArcTopK(0.3, columns=3, directions=1), ArcTopK(0.5, columns=4, directions=2), ArcTopK(0.2, 2, 2)]
@@ -101,6 +102,27 @@ def test_rows_that_cannot_be_cut_are_refused(columns: int, directions: int) -> N
         ArcTopK(0.1, columns, directions)
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (-1, "beyond the end of a row"),
+        (8, "claims 65537 rows of 'x'"),
+        (4, "rows of no numbers"),
+        (12, "counted|marks"),
+    ],
+)
+def test_a_message_of_rows_that_cannot_be_is_refused(place: int, words: str) -> None:
+    """Columns, the counts of two parameters, the rows, and numbers, two of them behind the last row."""
+    layout, x = Layout.of([("x", 0, (10,)), ("y", 1, (9,))]), torch.arange(19.0)
+    message = pack_payload(ArcTopK(0.4, columns=4)(x, layout, Key()))
+    assert unpack_payload(Reader(message), layout, Key(), x.dtype).decode(layout, x.dtype)[8:10].tolist() == [8.0, 9.0]
+    message[4 : 4 + 4 * (place == 4)] = 0
+    if place != 4:
+        message[place + 2 * (place == 8)] += 1
+    with pytest.raises(WireError, match=words):
+        unpack_payload(Reader(message), layout, Key(), x.dtype)
+
+
 # ------------------------------------------------------------------------------------------------------------ in a step
 
 
@@ -159,8 +181,8 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(size: float) -> None:
     for step in range(3):
         sizes = {"x": 0.1, "b": 0.1}
         poisoned = vectors_of(3, step)
-        poisoned[1]["x"][3:9] = size
-        poisoned[2]["x"][3:9] = abs(size)
+        poisoned[1]["x"][30:36] = size  # rows that nobody would choose by sketches of zero
+        poisoned[2]["x"][30:36] = abs(size)
         with pytest.raises(NonFiniteGradient, match="parameter 'x'"):
             hit.exchange(poisoned, sizes)
         results = [sim.exchange(vectors_of(3, step), sizes) for sim in (clean, hit)]
