@@ -13,6 +13,8 @@ from tests.dist.test_sums import backward, state_of, wide
 from tests.dist.training import Run, differences, network, train_ddp, train_simulated
 from tests.dist.world import run_world
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
@@ -249,12 +251,17 @@ def refusals(rank: int, size: int) -> list[str]:
     with pytest.raises(AttachError) as caught:
         thinwire.attach_outer(net, torch.optim.SGD(net.parameters(), lr=0.1), RULE, every=2)
     found.append(str(caught.value))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "shard"))
+    shards = fully_shard(network(), mesh=mesh["shard"])
+    with pytest.raises(AttachError) as caught:
+        thinwire.attach_fsdp(shards, RULE, torch.optim.SGD(shards.parameters(), lr=0.1), mesh=mesh)
+    found.append(str(caught.value))
     return found
 
 
 def test_who_cannot_ask_ranks_to_agree_says_so_with_a_remedy(tmp_path: Path) -> None:
     for found in run_world(4, refusals, folder=tmp_path):
-        assert len(found) == 4
+        assert len(found) == 5
         assert all("needs the sum of all workers' sketches" in said and "topk" in said for said in found[1:]), found
         assert "topk" in found[0] or "gather" in found[0], found[0]
 
