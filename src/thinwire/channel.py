@@ -94,7 +94,7 @@ class Channel:
         self._groups: dict[Layout, tuple[Part, ...]] = {}
         self._groups_of = self.started
         self._replays: Replays[Any] = Replays()
-        self._name = str(rule)
+        self._name, self._agrees = str(rule), any(Need.AGREEMENT in each.needs for each in set(self.rules.values()))
 
     def is_owned(self, name: str, slot: Slot) -> bool:
         """Whether a common slot is kept by owners of shares, each its own."""
@@ -171,6 +171,8 @@ class Channel:
     def sketch(self, layout: Layout, given: Given) -> Sketched | None:
         """This worker's letter before that about one bucket, for rules with `Need.AGREEMENT`; None where there are
         none. What comes of everyone's goes into `Given.agreed`. Nothing advances."""
+        if not self._agrees:
+            return None
         parts = tuple(part for part in self._parts(layout, given.used) if Need.AGREEMENT in part.rule.needs)
         if not parts:
             return None
