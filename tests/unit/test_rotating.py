@@ -384,7 +384,7 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path: Path) 
     with pytest.raises(CheckpointError, match=r"numpy.*weights_only") as caught:
         checkpoints.save(2, {"rng": np.random.default_rng(0).random(3)})
     assert isinstance(caught.value.__cause__, StateError)
-    with pytest.raises(CheckpointError, match="pickle|local object"):
+    with pytest.raises(CheckpointError, match=r"pickle|local object"):
         checkpoints.save(2, {"f": lambda: 0})
     assert steps_in(tmp_path) == [1]
 
