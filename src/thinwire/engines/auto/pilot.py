@@ -13,9 +13,9 @@ from thinwire.ledger import Switch
 FIRST, SETTLING = 3, 1
 """Steps that do not count: of a run (buckets are cut anew, kernels compile), and after a switch (what a memory holds is
 sent)."""
-WINDOW, KEPT_WINDOW, SHORT_WINDOW = 5, 8, 16
-"""Steps of which a look takes the median: while plans are tried, afterwards, and afterwards where steps are short: the
-round in which ranks tell each other is a larger share of those."""
+WINDOW, KEPT_WINDOW = 5, 8
+"""Steps of which a look takes the median: while plans are tried, and afterwards. Twice as many where steps are short:
+they vary by more, and the round in which ranks tell each other is a larger share of them."""
 SHORT = 0.03
 """Seconds of a short step."""
 PLAUSIBLE = 1.5
@@ -23,25 +23,26 @@ PLAUSIBLE = 1.5
 computing get in each other's way."""
 NEAR, LOOKS = 1.1, 3
 """Two ways this near each other are looked at again, up to so many times."""
-TIE = 1.02
+TIE = 1.03
 """Within so much dense goes before 16 bits, and those before compressed: nothing is lost or late there."""
 BAND, FAR, MISSES = 1.2, 2.0, 2
-"""A step that takes so many times as long, or as little, in so many looks one after the other, or once that far: the
-wire or the computing is not what it was."""
+"""A step that takes so many times as long, or as little, in so many looks one after the other (one more where steps are
+short), or once that far: the wire or the computing is not what it was."""
 WIDER, WIDEST = 1.1, 1.6
 """Where such a change was a false alarm, steps vary by more than was thought."""
 BETTER = 1.1
 """By how much another way must have been faster before it is taken again without a reason from outside."""
 LISTEN, SHARE, LEAST_PROBE = 16, 0.16, 6e-3
-"""While all is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all. A
+"""While anything is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all. A
 probe of fewer milliseconds says nothing: with steps of less than 40 ms they take more, 2 % of those of 20."""
 SURPRISE, LEAST = 1.6, 2e-3
 """A probe that differs by this factor, and by so many seconds, is no noise."""
 RETRY = 500
 """Steps after which ways that were nearly as fast are tried again."""
 SMALL, FIRST_PROBE, LARGEST = 4, 1 << 14, 1 << 22
-LONG = 0.01
-"""Seconds of a probe from which on the wire's rate is known well enough."""
+LONG, AGAIN = 0.01, 2
+"""Seconds of a probe from which on the wire's rate is known well enough, and how often it is then made again: a rank may
+have been away for a moment."""
 ORDER = (Mode.DENSE, Mode.HALF, Mode.COMPRESSED)
 MOST_MIXED = 12
 """Buckets for which mixtures are looked for: the forecasts of more would take long."""
@@ -137,9 +138,8 @@ class Pilot:
 
     @property
     def _length(self) -> int:
-        if self._trying:
-            return WINDOW
-        return SHORT_WINDOW if self._reference < SHORT else KEPT_WINDOW
+        seconds = min(map(self._mean, self._seconds), default=SHORT) if self._trying else self._reference
+        return (WINDOW if self._trying else KEPT_WINDOW) * (2 if seconds < SHORT else 1)
 
     def _look(self) -> Talk:
         rows = yield Tell([statistics.median_low(column) for column in zip(*self._window, strict=True)])
@@ -166,7 +166,7 @@ class Pilot:
         nbytes, seconds = FIRST_PROBE, 0.0
         while True:
             seconds = yield from self._probe(nbytes)
-            if seconds > max(LONG, 3 * alpha):  # or a rank was away for a moment
+            for _ in range(AGAIN if seconds > max(LONG, 3 * alpha) else 0):
                 seconds = min(seconds, (yield from self._probe(nbytes)))
             if seconds > max(LONG, 3 * alpha) or nbytes >= LARGEST:
                 break
@@ -178,8 +178,9 @@ class Pilot:
         return min(row[0] for row in rows) / 1e6  # who came last has not waited for the others
 
     def _plausible(self) -> list[Plan]:
-        """The plans that are worth trying, the most promising first."""
-        forecasts = {plan: self._forecast(plan) for plan in self._candidates()}
+        """The plans that are worth trying, the most promising first: beside what was measured, where anything was, for
+        a forecast may be too good."""
+        forecasts = {plan: self._forecast(plan) for plan in self._candidates() if plan not in self._seconds}
         best = min([*forecasts.values(), *map(self._mean, self._seconds)])
         return sorted((plan for plan, each in forecasts.items() if each <= PLAUSIBLE * best), key=forecasts.__getitem__)
 
@@ -214,7 +215,7 @@ class Pilot:
 
     def _next(self) -> None:
         """Try the next plan, look again at two that are near each other, or keep the best."""
-        queue = [plan for plan in self._queue if plan not in self._seconds]
+        queue = [plan for plan in self._queue if plan not in self._seconds] or self._plausible()
         again = [] if queue else self._doubtful()
         self._queue = queue[1:]
         if queue or again:
@@ -271,7 +272,7 @@ class Pilot:
     def _kept(self, seconds: float) -> Talk:
         ratio = seconds / self._reference
         self._misses = 0 if 1 / self._band < ratio < self._band else self._misses + 1
-        if self._misses >= MISSES or not 1 / FAR < ratio < FAR:
+        if self._misses >= MISSES + (self._reference < SHORT) or not 1 / FAR < ratio < FAR:
             yield from self._begin_anew(
                 f"steps that take {1e3 * seconds:.4g} ms in place of {1e3 * self._reference:.4g}", seconds
             )
@@ -294,7 +295,7 @@ class Pilot:
             self._keep()
 
     def _is_time_to_listen(self) -> bool:
-        return Mode.DENSE not in self.plan and Mode.HALF not in self.plan and self.step - self._listened >= LISTEN
+        return Mode.COMPRESSED in self.plan and self.step - self._listened >= LISTEN
 
     def _listen(self, seconds: float) -> Talk:
         """Probe the wire, which short messages say little of; twice where the first answer is a surprise."""
