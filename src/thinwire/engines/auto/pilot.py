@@ -33,16 +33,16 @@ WIDER, WIDEST = 1.1, 1.6
 BETTER = 1.1
 """By how much another way must have been faster before it is taken again without a reason from outside."""
 LISTEN, SHARE, LEAST_PROBE = 16, 0.16, 6e-3
-"""While anything is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all. A
-probe of fewer milliseconds says nothing: with steps of less than 40 ms they take more, 2 % of those of 20."""
+"""While anything is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all.
+A probe of fewer milliseconds says nothing: with steps of less than 40 ms they take more, 2 % of those of 20."""
 SURPRISE, LEAST = 1.6, 2e-3
 """A probe that differs by this factor, and by so many seconds, is no noise."""
 RETRY = 500
 """Steps after which ways that were nearly as fast are tried again."""
 SMALL, FIRST_PROBE, LARGEST = 4, 1 << 14, 1 << 22
 LONG, AGAIN = 0.01, 2
-"""Seconds of a probe from which on the wire's rate is known well enough, and how often it is then made again: a rank may
-have been away for a moment."""
+"""Seconds of a probe from which on the wire's rate is known well enough, and how often it is then made again: a rank
+may have been away for a moment."""
 ORDER = (Mode.DENSE, Mode.HALF, Mode.COMPRESSED)
 MOST_MIXED = 12
 """Buckets for which mixtures are looked for: the forecasts of more would take long."""
