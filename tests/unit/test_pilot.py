@@ -152,9 +152,10 @@ def test_what_a_forecast_overlooked_is_tried_after_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "listens"), [((COMPRESSED, HALF), True), ((COMPRESSED, COMPRESSED), True), ((HALF, DENSE), False)]
+    ("plan", "listens"),
+    [((COMPRESSED, HALF), True), ((HALF, HALF), True), ((DENSE, HALF), True), ((DENSE, DENSE), False)],
 )
-def test_it_listens_to_the_wire_while_anything_is_compressed(plan: Plan, listens: bool) -> None:
+def test_it_listens_to_the_wire_while_anything_is_not_dense(plan: Plan, listens: bool) -> None:
     pilot = Pilot(WORKERS)
     pilot.plan, pilot.step = plan, 100
     assert pilot._is_time_to_listen() is listens

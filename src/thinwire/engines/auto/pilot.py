@@ -33,7 +33,7 @@ WIDER, WIDEST = 1.1, 1.6
 BETTER = 1.1
 """By how much another way must have been faster before it is taken again without a reason from outside."""
 LISTEN, SHARE, LEAST_PROBE = 16, 0.16, 6e-3
-"""While anything is compressed: steps between two probes of the wire, and how much of a step each may take: 1 % in all.
+"""While anything is not dense: steps between two probes of the wire, and how much of a step each may take: 1 % in all.
 A probe of fewer milliseconds says nothing: with steps of less than 40 ms they take more, 2 % of those of 20."""
 SURPRISE, LEAST = 1.6, 2e-3
 """A probe that differs by this factor, and by so many seconds, is no noise."""
@@ -295,7 +295,7 @@ class Pilot:
             self._keep()
 
     def _is_time_to_listen(self) -> bool:
-        return Mode.COMPRESSED in self.plan and self.step - self._listened >= LISTEN
+        return set(self.plan) != {Mode.DENSE} and self.step - self._listened >= LISTEN
 
     def _listen(self, seconds: float) -> Talk:
         """Probe the wire, which short messages say little of; twice where the first answer is a surprise."""
