@@ -26,8 +26,8 @@ NEAR, LOOKS = 1.1, 3
 TIE = 1.03
 """Within so much dense goes before 16 bits, and those before compressed: nothing is lost or late there."""
 BAND, FAR, MISSES = 1.2, 2.0, 2
-"""A step that takes so many times as long, or as little, in so many looks one after the other (one more where steps are
-short), or once that far: the wire or the computing is not what it was."""
+"""A step that takes so many times as long, or as little, in so many looks one after the other, or once that far: the
+wire or the computing is not what it was."""
 WIDER, WIDEST = 1.1, 1.6
 """Where such a change was a false alarm, steps vary by more than was thought."""
 BETTER = 1.1
@@ -272,7 +272,7 @@ class Pilot:
     def _kept(self, seconds: float) -> Talk:
         ratio = seconds / self._reference
         self._misses = 0 if 1 / self._band < ratio < self._band else self._misses + 1
-        if self._misses >= MISSES + (self._reference < SHORT) or not 1 / FAR < ratio < FAR:
+        if self._misses >= MISSES or not 1 / FAR < ratio < FAR:
             yield from self._begin_anew(
                 f"steps that take {1e3 * seconds:.4g} ms in place of {1e3 * self._reference:.4g}", seconds
             )
