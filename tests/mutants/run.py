@@ -32,7 +32,7 @@ NEAREST = {
     "feedback/memadam": ("paper/test_memadam.py", "golden"),
     "feedback/memory": ("paper/test_memsgd.py", "paper/test_dgc.py", "paper/test_memadam.py"),
     "payload": ("unit/test_payload.py", "unit/test_values.py", "unit/test_positions.py", "unit/test_reader.py"),
-    "payload/letter": ("unit/test_channel.py", "fuzz"),
+    "payload/letter": ("unit/test_letter.py", "unit/test_channel.py", "fuzz"),
     "payload/nested": ("unit/test_payload.py", "unit/test_family.py", "paper/test_memadam.py", "fuzz"),
     "payload/sums": ("unit/test_sums.py", "dist/test_sums.py"),
     "payload/sparse": ("unit/test_payload.py", "unit/test_agreement.py", "unit/test_values.py", "unit/test_sums.py"),

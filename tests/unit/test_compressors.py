@@ -271,6 +271,16 @@ def test_chunks_of_a_memory_are_rescaled_with_their_own_parameter() -> None:
     assert (payload.decode(TWO, torch.float32) + error).tolist() == [2.0, 4.0, 6.0, 12.0, 15.0, 18.0]
 
 
+@pytest.mark.parametrize("kind", [TopK, RandK])
+def test_steps_of_other_densities_are_not_alike(kind: type[TopK | RandK]) -> None:
+    """Nothing that was recorded in one is repeated in another."""
+    compressor = kind(Warmup(0.5, 0.1, 10))
+    early, late, later = (compressor.pattern(Key(step=step)) for step in (0, 20, 30))
+    assert early is not None
+    assert early != late
+    assert late == later
+
+
 def test_compressors_are_frozen_values() -> None:
     assert TopK(0.1) == TopK(0.1)
     assert len({TopK(0.1), TopK(0.1), TopK(0.2)}) == 2
