@@ -39,6 +39,7 @@ NEAREST = {
     "payload/positions": ("unit/test_positions.py", "fuzz"),
     "feedback/second_hop": ("unit/test_server.py", "dist/test_server.py"),
     "ops": ("kernels", "unit/test_ops.py"),
+    "ops/live": ("unit/test_replay.py",),
     "ops/reference": ("paper/test_memadam.py", "kernels", "unit/test_ops.py"),
     "ops/cpu/precondition": ("kernels/test_precondition.py", "paper/test_memadam.py"),
     "owners": ("unit/test_owners.py", "unit/test_server.py", "dist/test_server.py"),

@@ -40,6 +40,14 @@ def test_a_live_key_gives_the_host_no_numbers() -> None:
         live.across(torch.arange(2))
 
 
+def test_a_dial_that_is_the_only_one_turns_too() -> None:
+    dials = Dials(CPU, 8)
+    step = dials.add(1, lambda step: torch.tensor([step]))
+    for now in (5, 7):
+        dials.set_(now)
+        assert step.tolist() == [now]
+
+
 def test_dials_have_an_end() -> None:
     with pytest.raises(NotRepeatable, match="more than 2"):
         Dials(CPU, 2).add(3, lambda step: torch.zeros(3, dtype=torch.int64))
