@@ -36,13 +36,15 @@ from thinwire.outgoing import (
 )
 from thinwire.owners import Owners
 from thinwire.payload import Empty, Payload
-from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_late, rows_of, write
+from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_alike, read_late, rows_of, write
 from thinwire.payload.sums import read_total
 from thinwire.replay import Now, Replays
 from thinwire.step import Clock, Fault, Part, Underway, Unjudged, held_of, parts_of
 from thinwire.store import ParameterInfo, Store
 from thinwire.whole import Whole
 
+ALL_FINITE = torch.tensor(FINITE)
+"""The flag of most letters."""
 COMMON = 1
 """The place of what all ranks hold alike among a channel's stores."""
 
@@ -214,11 +216,27 @@ class Channel:
     def _said(
         self, layout: Layout, parts: Sequence[Part], given: Given, now: Now, mute: Sequence[Collection[str]]
     ) -> tuple[Tensor, list[Payload]]:
-        """What the rules of all parts say, behind the flag."""
+        """What the rules of all parts say, behind the flag.
+
+        Where what they choose can show that all was finite, nobody looks at the gradients before: 10 M take 1.7 ms.
+        """
+        shown = all(part.rule.shows_all and not part.first for part in parts)
+        if shown and not (any(mute) or given.gradients.is_cuda):
+            payloads = self._payloads(layout, parts, given, now, mute)
+            if all(payload.clears for payload in payloads):
+                self._underway.clear(parts)
+                return ALL_FINITE, payloads
+            self._underway.take_back(parts)
         flag, given = flagged(layout, given)
+        return flag, self._payloads(layout, parts, given, now, mute)
+
+    def _payloads(
+        self, layout: Layout, parts: Sequence[Part], given: Given, now: Now, mute: Sequence[Collection[str]]
+    ) -> list[Payload]:
+        """What the rules of all parts say."""
         signals = [self._signal(part, layout, given, ratios) for part, ratios in zip(parts, now.ratios, strict=True)]
         every = zip(parts, signals, mute, strict=True)
-        return flag, [self._payload(part, signal, held, now.key) for part, signal, held in every]
+        return [self._payload(part, signal, held, now.key) for part, signal, held in every]
 
     def _pattern(self, layout: Layout, parts: Sequence[Part], given: Given) -> Hashable | None:
         """What a step has in common with those in which the GPU does the same with other numbers; None if nothing."""
@@ -394,7 +412,7 @@ class Channel:
         """Write the exchanged gradient, times the scale, into `out`: NaN if any rank's gradient was not finite."""
         if out.is_cuda and sent.fixed:
             return self._receive_unjudged(sent, messages, out)
-        contents = read(messages, sent.expected)
+        contents = read_alike(messages, sent.letter, sent.expected) if sent.fixed else read(messages, sent.expected)
         return self._received(sent, contents.flags, contents.payloads, out)
 
     def _received(

@@ -188,6 +188,15 @@ class Underway:
         with self._clock.lock:
             store.move(layout, self._clock.now.turn)
 
+    def clear(self, parts: Sequence[Part]) -> None:
+        """What this worker remembers of some parts is known to be finite."""
+        self._cleared.update(part.layout for part in parts)
+
+    def take_back(self, parts: Sequence[Part]) -> None:
+        """Put this worker's state of some parts back as it was before they were sent; they may be sent again."""
+        for part in parts:
+            self._worker.restore(part.layout, self._clock.now.turn)
+
     def refuse(self, layout: Layout, flags: Sequence[int], overflow: int) -> bool:
         """Note a gradient that some rank flags as not finite, or a sum that overflows; whether there is either."""
         flagged = ((rank, place) for rank, place in enumerate(flags) if place != FINITE)
@@ -220,7 +229,7 @@ class Underway:
         for layout, flat in Inspection([], memories).found()[1]:
             if (place := int(first_nonfinite(flat, layout))) != FINITE:
                 return layout.pieces[place].name
-        self._cleared.update(part.layout for part in parts)
+        self.clear(parts)
         return None
 
     def look(self) -> None:

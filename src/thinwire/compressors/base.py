@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from enum import Enum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ class Compressor(Named, ABC):
     >>> TopK(0.25).delta(100), QSGD(4).omega(16), QSGD(4).delta(16)
     (0.25, 1.0, 0.0)
     """
+
+    shows_largest: ClassVar[bool] = False
+    """Whether it looks, on a CPU, if the largest number of each piece is finite: its payloads then say `clears`."""
 
     @property
     def draws(self) -> Draws | None:

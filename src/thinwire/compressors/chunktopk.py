@@ -40,6 +40,7 @@ class ChunkTopK(Compressor):
     values: str = "full"
     name: ClassVar[str] = "chunktopk"
     draws: ClassVar[Draws] = Draws.NOTHING
+    shows_largest: ClassVar[bool] = True
     piecewise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -50,14 +51,16 @@ class ChunkTopK(Compressor):
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
         chunks = _chunks(layout, self.chunk)
-        return Sparse.rounded(*topk(x, chunks, self._counts(chunks, key)), layout, value_format(self.values))
+        return Sparse.rounded(
+            *topk(x, chunks, self._counts(chunks, key)), layout, value_format(self.values), largest=True
+        )
 
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
         """A memory's step in one pass, as `TopK.take_`."""
         chunks = _chunks(layout, self.chunk)
         ratios = None if ratios is None else [ratios[place] for place in _owners(layout, self.chunk)]
         positions, values = memory_topk_(error, value, chunks, self._counts(chunks, key), ratios)
-        payload = Sparse.rounded(positions, values, layout, value_format(self.values))
+        payload = Sparse.rounded(positions, values, layout, value_format(self.values), largest=True)
         return payload.put_back_(error, positions, values)
 
     def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
@@ -66,7 +69,7 @@ class ChunkTopK(Compressor):
             return super().follow_(local, target, layout, key)
         chunks = _chunks(layout, self.chunk)
         chosen = difference_topk_(local, target, chunks, self._counts(chunks, key))
-        return Sparse.rounded(*chosen, layout, value_format(self.values))
+        return Sparse.rounded(*chosen, layout, value_format(self.values), largest=True)
 
     def _counts(self, chunks: Layout, key: Key) -> Sequence[int]:
         return kept_of(chunks, at(self.ratio, key.step), None)

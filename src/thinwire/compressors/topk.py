@@ -41,6 +41,7 @@ class TopK(Compressor):
     per: str = "parameter"
     name: ClassVar[str] = "topk"
     draws: ClassVar[Draws] = Draws.NOTHING
+    shows_largest: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.name, self.ratio, self.count, least_count=1)
@@ -50,7 +51,9 @@ class TopK(Compressor):
 
     def __call__(self, x: Tensor, layout: Layout, key: Key) -> Sparse:
         scope = self._scope(layout)
-        return Sparse.rounded(*topk(x, scope, self._counts(scope, key)), layout, value_format(self.values))
+        return Sparse.rounded(
+            *topk(x, scope, self._counts(scope, key)), layout, value_format(self.values), largest=True
+        )
 
     def take_(self, error: Tensor, value: Tensor, ratios: Sequence[float] | None, layout: Layout, key: Key) -> Payload:
         """A memory's step in one pass: what is chosen is taken out, what rounding loses is put back."""
@@ -59,7 +62,7 @@ class TopK(Compressor):
         scope = self._scope(layout)
         ratios = ratios if ratios is None or self.per == "parameter" else ratios[:1]
         positions, values = memory_topk_(error, value, scope, self._counts(scope, key), ratios)
-        payload = Sparse.rounded(positions, values, layout, value_format(self.values))
+        payload = Sparse.rounded(positions, values, layout, value_format(self.values), largest=True)
         return payload.put_back_(error, positions, values)
 
     def follow_(self, local: Tensor, target: Tensor, layout: Layout, key: Key) -> Payload:
@@ -68,7 +71,10 @@ class TopK(Compressor):
             return super().follow_(local, target, layout, key)
         scope = self._scope(layout)
         return Sparse.rounded(
-            *difference_topk_(local, target, scope, self._counts(scope, key)), layout, value_format(self.values)
+            *difference_topk_(local, target, scope, self._counts(scope, key)),
+            layout,
+            value_format(self.values),
+            largest=True,
         )
 
     def _scope(self, layout: Layout) -> Layout:

@@ -150,6 +150,12 @@ class Feedback(Named, ABC):
         return False
 
     @property
+    def shows_all(self) -> bool:
+        """Optional: whether a payload of any but the first round may clear (`Payload.clears`) the gradient, and the
+        worker's own slots after `send`: where one of them is not finite, neither is what the compressor is given."""
+        return False
+
+    @property
     def has_momentum(self) -> bool:
         """Whether it applies momentum itself, so that an optimizer with momentum beside it would apply it twice."""
         return False

@@ -113,6 +113,10 @@ class DGC(Feedback):
         factors = torch.full_like(norms, self.clip).div_(norms).clamp_(max=1.0)
         return gradient * spread(factors, layout, WHOLE)
 
+    @property
+    def shows_all(self) -> bool:
+        return self.compressor.shows_largest
+
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key) if self.memory == "full" else None
 

@@ -46,6 +46,10 @@ class EF21(Increments):
     def later(self, target: Tensor, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         return self.follow_(target, layout, state, key)
 
+    @property
+    def shows_all(self) -> bool:
+        return self.compressor.shows_largest
+
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key)
 

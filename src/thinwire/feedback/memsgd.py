@@ -94,6 +94,10 @@ class MemSGD(Feedback):
         ratios = decayed(signal.rescale, self.decay, layout)
         return self.compressor.sketch(scaled_(state["error"].clone(), ratios, layout).add_(signal.value), layout, key)
 
+    @property
+    def shows_all(self) -> bool:
+        return self.compressor.shows_largest
+
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key) if self.memory == "full" else None
 

@@ -47,6 +47,10 @@ class Plain(Feedback):
     def sketch(self, signal: Signal, layout: Layout, state: State, key: Key) -> Sequence[Tensor]:
         return self.compressor.sketch(signal.value, layout, key)
 
+    @property
+    def shows_all(self) -> bool:
+        return self.compressor.shows_largest
+
     def pattern(self, key: Key) -> Hashable | None:
         return self.compressor.pattern(key)
 

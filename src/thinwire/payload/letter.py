@@ -11,10 +11,12 @@ Every field and every row of numbers begins at a whole word of four bytes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import final
+from typing import Any, final
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -30,6 +32,8 @@ BODY = 16
 """Where the payloads begin."""
 CHECKED = 8
 """Where the bytes begin that the checksum covers."""
+HEAD = 2
+"""How many of a letter's fixed fields stand before that."""
 FINITE = -1
 """The flag of a letter whose gradient was finite."""
 DAMAGED = (
@@ -93,7 +97,8 @@ def write(payloads: Sequence[Payload], digest: int | Tensor, flag: Tensor, rank:
     body = [chunk for payload in payloads for chunk in framed(payload)]
     version, theirs = fields("I", VERSION), fields("I", 0 if isinstance(digest, Tensor) else digest)
     written: Chunk = raw(digest.to(torch.int32)) if isinstance(digest, Tensor) else theirs
-    head: list[Chunk] = [version, fields("I", 0), written, raw(flag.to(torch.int32).view(1))]
+    raised: Chunk = raw(flag.to(torch.int32).view(1)) if flag.is_cuda else fields("i", int(flag))
+    head: list[Chunk] = [version, fields("I", 0), written, raised]
     message = sign_(join([*head, *body], flag.device), rank)
     return Letter(message, (version, theirs, *(chunk for chunk in body if isinstance(chunk, bytes))))
 
@@ -105,6 +110,10 @@ def letter_size(payload: Payload) -> int:
 
 def sign_(message: Tensor, rank: int) -> Tensor:
     """Write the checksum of a message that this rank sends."""
+    if not message.is_cuda:
+        array: Any = message.numpy()
+        struct.pack_into("<I", array, 4, (crc32(array[CHECKED:]) + rank) % (1 << 32))
+        return message
     found = checksum(message[CHECKED:])
     message[4:CHECKED] = (found.view(torch.int32) + rank).view(torch.uint8) if rank else found
     return message
@@ -126,6 +135,29 @@ def read(messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
         return Contents(flags, [])
     every = [_payloads(reader, expected, rank) for rank, reader in enumerate(readers)]
     return Contents(flags, [*zip(*every, strict=True)])
+
+
+def read_alike(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expected) -> Contents:
+    """As `read`, of letters that lie on a CPU and have the fields of one's own: all at once, if all are sound. Else one
+    by one, which says what is wrong. Four short ones take 0.1 ms so, and 0.3 one by one."""
+    length = own.message.numel()
+    if not isinstance(messages, Tensor) and any(message.numel() != length for message in messages):
+        return read(messages, expected)
+    rows = messages if isinstance(messages, Tensor) else torch.stack([*messages])
+    if rows.shape[1] != length or not _heads_are_fine(rows.numpy(), expected):
+        return read(messages, expected)
+    reader = LateReader(rows, own.message, own.fields, BODY, HEAD)
+    payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
+    reader.finish()
+    return Contents([FINITE] * len(rows), payloads) if bool(reader.sound().all()) else read(messages, expected)
+
+
+def _heads_are_fine(rows: Any, expected: Expected) -> bool:
+    """Whether every rank's letter is undamaged and about the same, and its gradient was finite."""
+    heads = rows[:, :BODY].view("<u4")
+    alike = (heads[:, [0, 2, 3]] == (VERSION, expected.digest, FINITE % (1 << 32))).all()
+    found = [(crc32(row[CHECKED:]) + rank) % (1 << 32) for rank, row in enumerate(rows)]
+    return bool(alike) and found == heads[:, 1].tolist()
 
 
 def read_one(reader: Reader, expected: Expected, rank: int) -> list[Payload]:

@@ -1,18 +1,18 @@
 """The bytes of a message: written in chunks, read by a cursor that never goes past their end.
 
-A chunk is `bytes` where every rank writes the same, else a tensor of bytes. On a CPU numpy copies them, on one thread:
+A chunk is `bytes` where every rank writes the same, else a tensor of bytes. On a CPU Python copies them, on one thread:
 torch would leave its own threads spinning for 4 to 9 ms after a megabyte (libgomp's default), on the cores where
 packing, unpacking and the next bucket's selection are at work.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,13 +45,23 @@ def size(chunks: Sequence[Chunk]) -> int:
 
 def join(chunks: Sequence[Chunk], device: torch.device) -> Tensor:
     """The chunks as one message on a device, each filled up with zeros to whole words of four bytes."""
-    parts = [part for chunk in chunks for part in _filled_up(chunk, device) if part.numel()]
     if device.type == "cpu":
-        return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *(part.numpy() for part in parts)]))
+        filled = [part for chunk in chunks for part in (_plain(chunk), bytes(-len(chunk) % 4))]
+        return _as_tensor(bytearray().join(filled))
+    parts = [part for chunk in chunks for part in _filled_up(chunk, device) if part.numel()]
     if all(part.numel() % 4 == 0 == part.storage_offset() % 4 for part in parts):
         words = [part.view(torch.int32) for part in parts]  # a GPU copies words four times as fast as bytes
         return torch.cat([torch.empty(0, dtype=torch.int32, device=device), *words]).view(torch.uint8)
     return torch.cat(parts)
+
+
+def _plain(chunk: Chunk) -> Any:
+    """A chunk as Python copies it, in a tenth of the time that torch takes for a short one."""
+    return chunk if isinstance(chunk, bytes) else chunk.cpu().numpy()
+
+
+def _as_tensor(message: bytearray) -> Tensor:
+    return torch.frombuffer(message, dtype=torch.uint8) if message else torch.empty(0, dtype=torch.uint8)
 
 
 def copy(part: Tensor) -> Tensor:
@@ -178,18 +188,20 @@ class _ByOwnFields(Reader):
 
 
 class LateReader(_ByOwnFields):
-    """Reads the messages of all ranks at once, on a GPU, without waiting for them, by a message of one's own.
+    """Reads the messages of all ranks at once, by a message of one's own: on a GPU without waiting for them.
 
     What is taken has one row for each rank. Fields are those of one's own message; whether the others agree, and
-    whatever else must hold, is noted on the GPU: `sound` is for one look at the end of the step. Until then nothing
+    whatever else must hold, is noted: `sound` is for one look, on a GPU at the end of the step. Until then nothing
     that was read may be trusted, only used within bounds.
     """
 
-    def __init__(self, messages: Tensor, own: Tensor, fields: Sequence[bytes]) -> None:
+    def __init__(
+        self, messages: Tensor, own: Tensor, fields: Sequence[bytes], place: int = 0, following: int = 0
+    ) -> None:
         if messages.shape[1:] != own.shape:
             raise WireError(f"messages have {messages.shape[1]} bytes where this rank's own has {own.numel()}")
-        super().__init__(own, fields, 0)
-        self._messages = messages
+        super().__init__(own, fields, following)
+        self._messages, self.place = messages, place
 
     @property
     def messages(self) -> Tensor:
@@ -235,6 +247,10 @@ class LateReader(_ByOwnFields):
         Fields, and the zeros that fill up words, are compared with those of one's own message.
         """
         places, masks = _bytes_of(tuple(self.spans), self.message.device)
+        if not self.message.is_cuda:  # by numpy: 6 microseconds in place of 30
+            rows, own, where = self._messages.numpy(), self.message.numpy(), places.numpy()
+            right = ~((rows[:, where] ^ own[where]) & masks.numpy()).any(1)
+            return functools.reduce(torch.Tensor.logical_and, self.checks, torch.from_numpy(right))
         alike = (self._messages.index_select(1, places) ^ self.message.index_select(0, places)) & masks == 0
         return torch.cat([alike, *(check.unsqueeze(1) for check in self.checks)], 1).all(1)
 

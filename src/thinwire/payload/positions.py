@@ -70,8 +70,8 @@ def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
 
 
 def unpack_all_positions(reader: LateReader, numel: int, count: int) -> Sequence[Tensor]:
-    """Every rank's positions, of a code whose size is known: together where a GPU does it."""
-    if is_bitmap(numel, count) or not reader.message.is_cuda:
+    """Every rank's positions, of a code whose size is known."""
+    if is_bitmap(numel, count):
         return reader.each(lambda row: unpack_positions(row, numel, count))
     return list(unpack_positions(reader, numel, count))
 

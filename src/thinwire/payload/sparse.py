@@ -14,6 +14,7 @@ from thinwire import ops
 from thinwire.errors import ConfigError, WireError
 from thinwire.layout import Layout
 from thinwire.ops import Key
+from thinwire.ops.blocks import one_piece
 from thinwire.owners import Cut
 from thinwire.payload.base import Payload
 from thinwire.payload.message import Chunk, LateReader, Reader, fields, raw
@@ -47,6 +48,8 @@ class Sparse(Positioned):
     written: ValueFormat
     counted: bool
     """Whether the number of positions is known to every rank beforehand."""
+    clears: bool = False
+    """See `Payload.clears`."""
     tag: ClassVar[int] = 2
 
     @staticmethod
@@ -58,14 +61,17 @@ class Sparse(Positioned):
         *,
         counted: bool = True,
         key: Key | None = None,
+        largest: bool = False,
     ) -> Sparse:
-        """Values rounded to a format, by draws of the key where it draws; what cannot be written is left out."""
+        """Values rounded to a format, by draws of the key where it draws; what cannot be written is left out.
+        `largest`: they hold the largest magnitude of every piece."""
+        clears = largest and not values.is_cuda and int(ops.first_nonfinite(values, one_piece(values.numel()))) < 0
         if written.lossless:
-            return Sparse(positions, values, layout, written, counted)
+            return Sparse(positions, values, layout, written, counted, clears)
         values = written.round(values, positions, layout, key)
         if written.drops:
             positions, values = ops.without_zeros(positions, values)
-        return Sparse(positions, values, layout, written, counted and not written.drops)
+        return Sparse(positions, values, layout, written, counted and not written.drops, clears)
 
     def put_back_(self, error: Tensor, positions: Tensor, values: Tensor) -> Sparse:
         """Leave in a memory, out of which `values` were taken, what this payload does not say of them."""
