@@ -111,12 +111,19 @@ class MemAdam(Feedback):
     def send(self, signal: Signal, layout: Layout, state: State, key: Key) -> Payload:
         state["steps"].add_(1)
         state["momentum"].lerp_(signal.value, 1 - self.beta1)
-        squares = square_means(signal.value, layout).clamp_(max=MOST)
-        state["squares"].lerp_(squares, 1 - self.beta2)
+        squares = square_means(signal.value, layout)
+        spoilt = not (squares.is_cuda or bool(squares.isfinite().all()))
+        state["squares"].lerp_(squares.clamp_(max=MOST), 1 - self.beta2)
         update = self._update(layout, state, signal.workers)
         ratios = decayed(signal.rescale, self.decay, layout)
-        inner = self.compressor.take_(state["error"], update, ratios, layout, key)
+        inner = self.compressor.take_(state["error"], update, ratios, layout, key).unless(spoilt)
         return Beside(self._second_moments(layout, state), inner) if self._is_due(key) else inner
+
+    @property
+    def shows_all(self) -> bool:
+        """What the compressor shows is the memory. Gradients whose squares have finite means are finite, and so is a
+        momentum of them: each is below 2e19, and moves no finite number beyond the largest."""
+        return self.compressor.shows_largest
 
     def _is_due(self, key: Key) -> bool:
         """Whether second moments are exchanged in the step of this key."""

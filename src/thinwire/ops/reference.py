@@ -411,8 +411,13 @@ def exponent_values(
     """The numbers of `exponent_codes`, whether no piece without E holds any, and whether each E is that of its piece.
 
     Zeros are not looked at. The latter two are tensors without dimensions. A number that the type does not hold makes
-    the last one false, and so does a zero with a sign.
+    the last one false, and so does a zero with a sign. On a CPU several codes of one shape can be given at once, one in
+    each row; all that is returned then has rows too.
     """
+    if positions.dim() > 1:
+        rows = zip(exponent, packed, positions, strict=True)
+        found = [exponent_values(*row, layout, dtype, deepest) for row in rows]
+        return tuple(torch.stack(each) for each in zip(*found, strict=True))  # type: ignore[return-value]
     groups = piece_of(positions, layout)
     codes, top = unpack_codes(packed, 4, positions.numel()), exponent[groups].to(torch.int64)
     zero = (codes & 7) > deepest

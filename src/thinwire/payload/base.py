@@ -39,13 +39,23 @@ class Payload(ABC):
     tag: ClassVar[int]
     nests: ClassVar[bool] = False
     """Whether it holds other payloads."""
-    clears: bool = False
-    """Whether all that it was made of is known to be finite, by a look at what was chosen: NaN and infinity are larger
-    than any number, so where the largest of each piece are finite, all are. False where nobody has looked."""
 
     def __init_subclass__(cls) -> None:
         if "tag" in vars(cls):
             _enter(cls)
+
+    @property
+    def clears(self) -> bool:
+        """Whether all that it was made of is known to be finite, by a look at what was chosen.
+
+        NaN and infinity are larger than any number: where the largest of each piece are finite, all are. False where
+        nobody has looked.
+        """
+        return False
+
+    def unless(self, doubtful: bool) -> Self:
+        """The same, which clears nothing where there is a doubt about what else it was made of."""
+        return self
 
     @property
     @abstractmethod

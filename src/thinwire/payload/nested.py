@@ -89,6 +89,10 @@ class Beside(Payload):
     nests: ClassVar[bool] = True
 
     @property
+    def clears(self) -> bool:
+        return self.inner.clears
+
+    @property
     def fixed(self) -> bool:
         return self.inner.fixed
 

@@ -11,8 +11,6 @@ Bitmap (above). One bit for each number; the size is known beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -69,11 +67,11 @@ def unpack_positions(reader: Reader, numel: int, count: int) -> Tensor:
     return positions
 
 
-def unpack_all_positions(reader: LateReader, numel: int, count: int) -> Sequence[Tensor]:
-    """Every rank's positions, of a code whose size is known."""
+def unpack_all_positions(reader: LateReader, numel: int, count: int) -> Tensor:
+    """Every rank's positions, of a code whose size is known, one rank in each row."""
     if is_bitmap(numel, count):
-        return reader.each(lambda row: unpack_positions(row, numel, count))
-    return list(unpack_positions(reader, numel, count))
+        return torch.stack(reader.each(lambda row: unpack_positions(row, numel, count)))
+    return unpack_positions(reader, numel, count)
 
 
 _MARKS = "position map holds {} marks where {} were announced"

@@ -73,6 +73,9 @@ class Sparse(Positioned):
             positions, values = ops.without_zeros(positions, values)
         return Sparse(positions, values, layout, written, counted and not written.drops, clears)
 
+    def unless(self, doubtful: bool) -> Sparse:
+        return replace(self, clears=False) if doubtful and self.clears else self
+
     def put_back_(self, error: Tensor, positions: Tensor, values: Tensor) -> Sparse:
         """Leave in a memory, out of which `values` were taken, what this payload does not say of them."""
         if not self.written.lossless:
@@ -108,18 +111,8 @@ class Sparse(Positioned):
         tag, count = reader.fields("BI")
         written = value_format_of_tag(tag)
         positions = unpack_all_positions(reader, layout.numel, count)
-        values = _unpack_all_values(reader, written, positions, layout, dtype)
+        values = written.unpack_all(reader, positions, layout, dtype)
         return [cls(p, v, layout, written, counted=True) for p, v in zip(positions, values, strict=True)]
-
-
-def _unpack_all_values(
-    reader: LateReader, written: ValueFormat, positions: Sequence[Tensor], layout: Layout, dtype: torch.dtype
-) -> Sequence[Tensor]:
-    """Every rank's values, together where they stand as they are."""
-    if written.lossless:
-        return list(reader.numbers(positions[0].numel(), dtype))
-    rank = iter(positions)
-    return reader.each(lambda row: written.unpack(row, next(rank), layout, dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +162,10 @@ class Masked(Positioned):
     def unpack_all(cls, reader: LateReader, layout: Layout, key: Key, dtype: torch.dtype) -> list[Self]:
         tag, *counts = reader.fields(f"B{len(layout.pieces)}I")
         written = value_format_of_tag(tag)
-        positions = [cls.draw(layout, counts, key, reader.message.device)] * len(reader.messages)
-        values = _unpack_all_values(reader, written, positions, layout, dtype)
-        return [cls(p, v, layout, tuple(counts), written) for p, v in zip(positions, values, strict=True)]
+        positions = cls.draw(layout, counts, key, reader.message.device)
+        rows = positions.expand(len(reader.messages), -1)
+        values = written.unpack_all(reader, rows, layout, dtype)
+        return [cls(positions, own, layout, tuple(counts), written) for own in values]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ not see.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,7 @@ from thinwire.ops import (
 )
 from thinwire.ops.blocks import exponents, floor_log2, piece_ends, piece_indices, piece_of, power
 from thinwire.ops.keys import uniforms
-from thinwire.payload.message import Chunk, Reader, raw
+from thinwire.payload.message import Chunk, LateReader, Reader, raw
 
 _EXPONENTS = "the exponents in a message are not those of its numbers"
 
@@ -54,6 +54,14 @@ class ValueFormat(ABC):
     @abstractmethod
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor: ...
 
+    def unpack_all(
+        self, reader: LateReader, positions: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Sequence[Tensor] | Tensor:
+        """Every rank's values, at positions that have a row for each: one after the other, unless a format reads them
+        together."""
+        rank = iter(positions)
+        return reader.each(lambda row: self.unpack(row, next(rank), layout, dtype))
+
     def keeps(self, share: float, numel: int) -> float:
         """The contraction that is left of `share` = k/d when the k values are rounded."""
         return share
@@ -72,6 +80,9 @@ class Full(ValueFormat):
 
     def unpack(self, reader: Reader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         return reader.numbers(positions.numel(), dtype)
+
+    def unpack_all(self, reader: LateReader, positions: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        return reader.numbers(positions.shape[1], dtype)
 
 
 class _Cast(ValueFormat):
@@ -163,10 +174,20 @@ class _Powers(ValueFormat):
         exponent = reader.numbers(len(layout.pieces), torch.int16)
         return self.decode(reader, exponent, reader.bits(4 * positions.numel()), positions, layout, dtype)
 
+    def unpack_all(
+        self, reader: LateReader, positions: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Sequence[Tensor] | Tensor:
+        if positions.is_cuda:
+            return super().unpack_all(reader, positions, layout, dtype)
+        exponent = reader.numbers(len(layout.pieces), torch.int16)
+        return self.decode(reader, exponent, reader.bits(4 * positions.shape[1]), positions, layout, dtype)
+
     def decode(
         self, reader: Reader, exponent: Tensor, codes: Tensor, positions: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
-        """The numbers of each piece's E and of packed codes; the reader refuses what no sender writes."""
+        """The numbers of each piece's E and of packed codes; the reader refuses what no sender writes.
+
+        On a CPU they may have a row for each rank."""
         values, declared, right = exponent_values(exponent, codes, positions, layout, dtype, self.deepest)
         reader.require(declared, "message sends values in a piece that it declares empty")
         reader.require(right, _EXPONENTS)

@@ -16,6 +16,8 @@ sent)."""
 WINDOW, KEPT_WINDOW = 5, 8
 """Steps of which a look takes the median: while plans are tried, and afterwards. Twice as many where steps are short:
 they vary by more, and the round in which ranks tell each other is a larger share of them."""
+EARLY = 2
+"""Steps after which a new plan is looked at for the first time, by the shorter of them."""
 SHORT = 0.03
 """Seconds of a short step."""
 PLAUSIBLE = 1.5
@@ -132,9 +134,10 @@ class Pilot:
         self._window: list[list[int]] = []
 
     def _is_due(self) -> bool:
-        """After a window of steps; where a plan is new, after the first one too, lest it be far too slow."""
+        """After a window of steps; where a plan is new, early too, lest it be far too slow. (After a single step, one
+        that the machine had held up ruled a plan out for good.)"""
         is_new = self._trying and bool(self._seconds) and self.plan not in self._seconds
-        return len(self._window) >= self._length or (is_new and len(self._window) == 1)
+        return len(self._window) >= self._length or (is_new and len(self._window) == EARLY)
 
     @property
     def _length(self) -> int:

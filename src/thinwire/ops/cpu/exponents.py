@@ -20,7 +20,7 @@ from thinwire.ops import reference
 from thinwire.ops.blocks import HIGHEST, LOWEST, NO_VALUE, floor_log2, piece_ends
 from thinwire.ops.cpu.bit_fields import GROUP, join, split
 from thinwire.ops.cpu.compiler import compiled
-from thinwire.ops.cpu.threads import bounds, in_parallel
+from thinwire.ops.cpu.threads import alone, at_once, bounds, in_parallel
 
 BIAS, FRACTION = 1023, 52
 """Of a float64."""
@@ -160,6 +160,8 @@ def exponent_values(
     """See `reference.exponent_values`."""
     if dtype != torch.float32:
         return reference.exponent_values(exponent, packed, positions, layout, dtype, deepest)
+    if positions.dim() > 1:
+        return _values_of_rows(exponent, packed, positions, layout, deepest)
     source, runs, tops = packed.contiguous().numpy(), _runs(positions, layout), exponent.contiguous().numpy()
     out = torch.empty(positions.numel())
     target, shares = out.numpy(), len(bounds(positions.numel())) - 1
@@ -169,10 +171,37 @@ def exponent_values(
         _value(source, runs, tops, deepest, target, depths[share], begin, end)
 
     in_parallel(decode, target.size)
-    least, most, empty = depths[..., 0].min(0), depths[..., 1].max(0), tops == NO_VALUE
-    some, fit = least <= deepest, (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
-    declared, right = ~(some & empty).any(), np.where(some, fit, empty & (most == 0)).all()
+    declared, right = _verdicts(tops, depths[..., 0].min(0), depths[..., 1].max(0), deepest)
     return out, torch.tensor(bool(declared)), torch.tensor(bool(right))
+
+
+def _verdicts(tops: Any, least: Any, most: Any, deepest: int) -> tuple[Any, Any]:
+    """Whether no piece without E holds any number, and whether each E is that of its piece: along the last axis."""
+    empty, some = tops == NO_VALUE, least <= deepest
+    fit = (least == 0) & (tops - most >= LOWEST) & (tops <= HIGHEST)
+    return ~(some & empty).any(-1), np.where(some, fit, empty & (most == 0)).all(-1)
+
+
+def _values_of_rows(
+    exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, deepest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of several codes, a thread for each."""
+    sources, tops = packed.contiguous().numpy(), exponent.contiguous().numpy()
+    out = torch.empty(positions.shape)
+    targets, depths = out.numpy(), np.tile(np.array([DEPTH + 1, 0]), (*tops.shape, 1))
+
+    def decode(row: int) -> None:
+        runs = _runs(positions[row], layout)
+        _value(sources[row], runs, tops[row], deepest, targets[row], depths[row], 0, targets.shape[1])
+
+    rows = range(len(tops))
+    if alone(targets.size):
+        for row in rows:
+            decode(row)
+    else:
+        at_once(decode, len(tops))
+    declared, right = _verdicts(tops, depths[..., 0], depths[..., 1], deepest)
+    return out, torch.from_numpy(declared), torch.from_numpy(right)
 
 
 @compiled
