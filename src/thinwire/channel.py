@@ -14,7 +14,7 @@ from thinwire.errors import NonFiniteGradient
 from thinwire.feedback import Need, Round, Rule, Signal, Slot, rule_of
 from thinwire.feedback.auto import dense_form
 from thinwire.feedback.family.participation import takes_part
-from thinwire.hub import Answer, Answers, Hub, Shares, Subject
+from thinwire.hub import Answer, Answers, Hub, Shares
 from thinwire.layout import Layout
 from thinwire.ops import Key, first_nonfinite
 from thinwire.outgoing import (
@@ -199,7 +199,10 @@ class Channel:
         if alike is not None:
             return self._written_again(alike, layout, parts, given, expected, now)
         flag, payloads = self._said(layout, parts, given, now, mute)
-        shares = self._shares(parts, payloads, expected, flag, given, now)
+        shares = None
+        if self.hub is not None:
+            asked = self.hub.asked(parts, now.ratios, given.step_sizes)
+            shares = self.hub.shares(asked, payloads, expected, flag)
         return Outgoing(
             letter=write(payloads, expected.digest, flag, self.rank) if shares is None else shares.letters[self.rank],
             expected=expected,
@@ -220,8 +223,7 @@ class Channel:
 
         Where what they choose can show that all was finite, nobody looks at the gradients before: 10 M take 1.7 ms.
         """
-        shown = all(part.rule.shows_all and not part.first for part in parts)
-        if shown and not (any(mute) or given.gradients.is_cuda):
+        if self._shows_all(parts, given, mute):
             payloads = self._payloads(layout, parts, given, now, mute)
             if all(payload.clears for payload in payloads):
                 self._underway.clear(parts)
@@ -229,6 +231,11 @@ class Channel:
             self._underway.take_back(parts)
         flag, given = flagged(layout, given)
         return flag, self._payloads(layout, parts, given, now, mute)
+
+    def _shows_all(self, parts: Sequence[Part], given: Given, mute: Sequence[Collection[str]]) -> bool:
+        """Whether what is said of some parts may show that all was finite: on a GPU nobody waits to see it."""
+        shown = all(part.rule.shows_all and not part.first for part in parts)
+        return shown and not (any(mute) or given.gradients.is_cuda)
 
     def _payloads(
         self, layout: Layout, parts: Sequence[Part], given: Given, now: Now, mute: Sequence[Collection[str]]
@@ -277,24 +284,6 @@ class Channel:
             norms=self._norms(layout, parts, given),
             alike=alike,
         )
-
-    def _shares(
-        self,
-        parts: Sequence[Part],
-        payloads: Sequence[Payload],
-        expected: Expected,
-        flag: Tensor,
-        given: Given,
-        now: Now,
-    ) -> Shares | None:
-        """What goes to each owner, where the server's work is shared out."""
-        if self.hub is None:
-            return None
-        asked = [
-            Subject(part, self.hub.owners.cut(part.layout), ratios, held_of(part, given.step_sizes))
-            for part, ratios in zip(parts, now.ratios, strict=True)
-        ]
-        return self.hub.shares(asked, payloads, expected, flag)
 
     def _parts(self, layout: Layout, used: Sequence[bool] | None) -> tuple[Part, ...]:
         """The bucket's pieces grouped by rule and by whether they were exchanged before.

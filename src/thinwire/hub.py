@@ -20,10 +20,10 @@ from thinwire.layout import Layout
 from thinwire.ops import Key, add_each_at_
 from thinwire.owners import Cut, Owners
 from thinwire.payload import Beside, Dense, Empty, Payload, Payloads, Positioned, Reader
-from thinwire.payload.letter import FINITE, Contents, Expected, Letter, framed, read, read_one, write
+from thinwire.payload.letter import FINITE, Contents, Expected, Letter, framed, read, read_alike, read_one, write
 from thinwire.payload.message import size
 from thinwire.payload.nested import are_moments
-from thinwire.step import Part, Underway
+from thinwire.step import Part, Underway, held_of
 from thinwire.store import ParameterInfo, Store
 
 TO_OWNER, TO_ALL = 1, 2
@@ -143,6 +143,16 @@ class Hub:
 
     # -------------------------------------------------------------------------------------------------------- first hop
 
+    def asked(
+        self,
+        parts: Sequence[Part],
+        ratios: Sequence[Sequence[float] | None],
+        step_sizes: Mapping[str, float] | None,
+    ) -> list[Subject]:
+        """The parts of a bucket as they go to their owners."""
+        every = zip(parts, ratios, strict=True)
+        return [Subject(part, self.owners.cut(part.layout), own, held_of(part, step_sizes)) for part, own in every]
+
     def shares(self, asked: Sequence[Subject], payloads: Sequence[Payload], expected: Expected, flag: Tensor) -> Shares:
         """What a worker's payloads say to each owner."""
         split = [payload.split(one.cut) for one, payload in zip(asked, payloads, strict=True)]
@@ -171,7 +181,9 @@ class Hub:
         """What all ranks say to this one."""
         common = _expected(expected, TO_OWNER, self.rank, shares.asked)
         layouts = [Layout.of([("beside", 0, (one.numel(),))]) for one in shares.beside if one is not None]
-        contents = read(messages, replace(common, parts=(*common.parts, *((one, torch.bfloat16) for one in layouts))))
+        common = replace(common, parts=(*common.parts, *((one, torch.bfloat16) for one in layouts)))
+        own = shares.letters[self.rank]
+        contents = read_alike(messages, own, common) if shares.fixed else read(messages, common)
         for every in contents.payloads[len(shares.asked) :]:
             _check_moments(every)
         return contents
