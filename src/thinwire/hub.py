@@ -223,6 +223,8 @@ class Hub:
         )
         payload = self._hop_of[asked.part.rule].answer(question, self.store.bind(own))
         self.store.restore_pieces(own, held)
+        if payload.clears and not held:
+            underway.clear_in(self.store, own)
         return payload
 
     def heard(

@@ -163,8 +163,8 @@ class Underway:
         self.fault: Fault | None = None
         """What was not finite, as far as was judged."""
         self._memories_checked = False
-        self._cleared: set[Layout] = set()
-        """Of whom this worker's memories were looked at when they had moved."""
+        self._cleared: set[tuple[int, Layout]] = set()
+        """What is known to be finite of what has moved: which store's, and of whom."""
         self._look: Inspection | None = None
 
     @property
@@ -190,7 +190,12 @@ class Underway:
 
     def clear(self, parts: Sequence[Part]) -> None:
         """What this worker remembers of some parts is known to be finite."""
-        self._cleared.update(part.layout for part in parts)
+        for part in parts:
+            self.clear_in(self._worker, part.layout)
+
+    def clear_in(self, store: Store, layout: Layout) -> None:
+        """The same of a layout in one of the stores."""
+        self._cleared.add((id(store), layout))
 
     def take_back(self, parts: Sequence[Part]) -> None:
         """Put this worker's state of some parts back as it was before they were sent; they may be sent again."""
@@ -247,7 +252,7 @@ class Underway:
 
     def _memories(self) -> list[tuple[Layout, Tensor]]:
         """All that this rank remembers, or all ranks hold in common, of what moved in the step."""
-        moved = ((s, layout) for s, layout in self._moved if not (s is self._worker and layout in self._cleared))
+        moved = ((store, layout) for store, layout in self._moved if (id(store), layout) not in self._cleared)
         return [pair for store, layout in moved for pair in store.vectors(layout)]
 
     def _check(self, memories: Sequence[tuple[Layout, Tensor]], rank: int) -> None:

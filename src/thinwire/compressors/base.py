@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from enum import Enum
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +38,11 @@ class Compressor(Named, ABC):
     (0.25, 1.0, 0.0)
     """
 
-    shows_largest: ClassVar[bool] = False
-    """Whether it looks, on a CPU, if the largest number of each piece is finite: its payloads then say `clears`."""
+    @property
+    def shows_largest(self) -> bool:
+        """Optional: whether it looks, on a CPU, if the largest number of each piece is finite: its payloads then say
+        `clears`."""
+        return False
 
     @property
     def draws(self) -> Draws | None:

@@ -35,6 +35,10 @@ class OnShares(Compressor):
         return str(self.compressor)
 
     @property
+    def shows_largest(self) -> bool:
+        return self.compressor.shows_largest
+
+    @property
     def draws(self) -> Draws | None:
         return self.compressor.draws
 
