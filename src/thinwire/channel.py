@@ -412,6 +412,9 @@ class Channel:
             self._begin_receiving(sent)
             self._receive_parts(sent, payloads, out, self._key())
             overflow = overflow_of(out, sent, payloads)
+            for part in sent.parts if overflow == FINITE else ():
+                if part.rule.hands_over_common:
+                    self._underway.clear_in(self.server, part.layout)
         refused = self._underway.refuse(sent.layout, flags, overflow)
         return out.fill_(math.nan) if refused else out
 

@@ -136,6 +136,9 @@ class Feedback(Named, ABC):
     """Whether with `identity()` as its compressor it is dense training, by nothing but the mean of what workers say:
     `auto` may go over to that and back at any step, and no state is lost."""
 
+    hands_over_common: ClassVar[bool] = False
+    """Whether the result of `receive` is the rule's one common slot: where the one is finite, so is the other."""
+
     agrees: ClassVar[bool] = False
     """Whether it has `sketch`, so that workers can choose together what its compressor sends."""
 

@@ -39,6 +39,7 @@ class EF21(Increments):
     name: ClassVar[str] = "ef21"
     piecewise: ClassVar[bool] = True
     agrees: ClassVar[bool] = True
+    hands_over_common: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, self.start)

@@ -43,6 +43,7 @@ class EF21SGDM(Increments):
     name: ClassVar[str] = "ef21sgdm"
     piecewise: ClassVar[bool] = True
     agrees: ClassVar[bool] = True
+    hands_over_common: ClassVar[bool] = True
     slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM, LOCAL, MEAN)
 
     def __post_init__(self) -> None:
