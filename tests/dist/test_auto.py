@@ -440,9 +440,9 @@ def refusals(rank: int, size: int) -> dict[str, str]:
 def test_what_cannot_be_is_refused_on_every_rank(tmp_path: Path) -> None:
     for found in run_world(2, refusals, folder=tmp_path):
         assert "pass it, attach(ddp, 'auto', optimizer)" in found["no optimizer"]
-        assert "auto(memsgd(topk(0.01, values=exponent4)))" in found["another rule"]
+        assert "auto(memsgd(topk(0.01, values=power4)))" in found["another rule"]
         assert "Reduces" in found["an exchange without sums"]
-        assert found["rule"] == "memsgd(topk(0.01, values=exponent4))"
+        assert found["rule"] == "memsgd(topk(0.01, values=power4))"
 
 
 def alone(rank: int, size: int) -> str:
@@ -461,7 +461,7 @@ def test_one_rank_has_nothing_to_choose(tmp_path: Path) -> None:
 def test_a_launch_and_a_laboratory_take_it_and_keep_what_it_explains(tmp_path: Path) -> None:
     config = RunConfig.of("digits", "auto", engine="ddp", workers=2, steps=4, evaluations=1, rate=5e6)
     (run,) = launch([config], tmp_path / "r.jsonl")
-    assert run.end["explained"].startswith("auto(memsgd(topk(0.01, values=exponent4))): SGD without momentum")
+    assert run.end["explained"].startswith("auto(memsgd(topk(0.01, values=power4))): SGD without momentum")
     methods, blocks = ("alone", "dense", "auto"), list[Block]()
     asked = LabSetting(
         hosts=2, cables=cables("5mbit"), task="digits", methods=methods, steps=2, rounds=1, batch=4, replay=1.0,

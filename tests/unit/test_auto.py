@@ -68,7 +68,7 @@ def test_what_it_cannot_choose_from_is_refused(rule: object, words: str) -> None
 @pytest.mark.parametrize(
     ("kind", "options", "rule", "words"),
     [
-        (torch.optim.SGD, {}, "memsgd(topk(0.01, values=exponent4))", "without momentum"),
+        (torch.optim.SGD, {}, "memsgd(topk(0.01, values=power4))", "without momentum"),
         (torch.optim.SGD, {"momentum": 0.9}, "memsgd(topk(0.01))", "with momentum"),
         (torch.optim.AdamW, {}, "plain(qsgd(15))", "60 times fewer"),
         (torch.optim.Adagrad, {}, "plain(qsgd(15))", "memadam"),

@@ -145,7 +145,7 @@ def test_more_hosts_than_memory_allows_are_refused_with_the_number_that_fits(mon
 
 def test_methods_have_one_spelling_and_baselines_come_first() -> None:
     assert lab_methods("memsgd( topk(0.010) ); powersgd; dense; powersgd2", "text") == (*BASELINES, RULE, "powersgd2")
-    assert lab_methods(None, "text")[4] == "memadam(topk(0.01, values=exponent4))"
+    assert lab_methods(None, "text")[4] == "memadam(topk(0.01, values=power4))"
     assert [lab_method(text) for text in (" alone ", "powersgd", "fp16")] == ["alone", "powersgd1", "fp16"]
     assert lab_method(f" {RULE}@ server") == f"{RULE} @ server"
     assert lab_method(f"{RULE} @ gather") == RULE

@@ -120,7 +120,7 @@ def test_a_comparison_takes_one_rate_or_one_for_each() -> None:
 
 
 def test_the_demo_gives_all_methods_the_same_budget() -> None:
-    ours = "memadam(topk(0.01, values=exponent4))"
+    ours = "memadam(topk(0.01, values=power4))"
     configs = demo_configs(4, "ddp", 300, [0], 1e8)
     assert [(config.method, config.rate) for config in configs] == [
         *((method, 1e8) for method in ("dense", "fp16", "powersgd", ours)),
@@ -390,7 +390,7 @@ def test_weight_decay_moves_parameters_without_a_gradient_of_their_own(name: str
     ("task", "method", "optimizer"),
     [
         ("digits", "memsgd(topk(0.01))", "sgd"),
-        ("text", "memadam(topk(0.01, values=exponent4))", "sgd"),
+        ("text", "memadam(topk(0.01, values=power4))", "sgd"),
         ("cifar10", "vgc(1.0)", "adam"),
     ],
 )

@@ -17,9 +17,9 @@ TORCHS = (*FULL, "powersgd1")
 WHOLE = ("memsgd(topk(0.01))", "memsgd(topk(0.001))")
 """Shown whatever the optimizer: what few bytes take."""
 OWN = {
-    "sgd": ("memsgd(topk(0.01))", "memsgd(topk(0.01, values=exponent4))"),
-    "momentum": ("dgc(topk(0.01))", "dgc(topk(0.01, values=exponent4))"),
-    "adam": ("memadam(topk(0.01, values=exponent4))", "memadam(topk(0.0025, values=exponent4), refresh=64)"),
+    "sgd": ("memsgd(topk(0.01))", "memsgd(topk(0.01, values=power4))"),
+    "momentum": ("dgc(topk(0.01))", "dgc(topk(0.01, values=power4))"),
+    "adam": ("memadam(topk(0.01, values=power4))", "memadam(topk(0.0025, values=exponent4), refresh=64)"),
 }
 """What docs/choosing.md names for an optimizer, at two densities or formats; the first is what is advised."""
 
@@ -28,7 +28,7 @@ def recommended(optimizer: str) -> tuple[str, ...]:
     """The methods of an optimizer, by its name in any spelling.
 
     >>> recommended("AdamW")[0], recommended("sgd")[0]
-    ('memadam(topk(0.01, values=exponent4))', 'memsgd(topk(0.01))')
+    ('memadam(topk(0.01, values=power4))', 'memsgd(topk(0.01))')
     """
     name = optimizer.lower()
     return OWN["adam"] if "adam" in name else OWN.get(name, OWN["sgd"])

@@ -52,7 +52,7 @@ def compare(
 
       thinwire compare digits dense 'memsgd(sign())' --lr 0.2,0.1
 
-      thinwire compare text dense fp16 'memadam(topk(0.01, values=exponent4))' --optimizer adamw --rate 100mbit
+      thinwire compare text dense fp16 'memadam(topk(0.01, values=power4))' --optimizer adamw --rate 100mbit
     """
     configs = comparison(
         task,

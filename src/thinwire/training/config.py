@@ -134,7 +134,7 @@ class RunConfig:
         A rule that brings its own momentum or Adam takes plain SGD in place of the task's optimizer.
 
         >>> RunConfig.of("text").method, RunConfig.of("text").optimizer, RunConfig.of("text", "dense").optimizer
-        ('memadam(topk(0.01, values=exponent4))', 'sgd', 'adam')
+        ('memadam(topk(0.01, values=power4))', 'sgd', 'adam')
         """
         defaults = dataclasses.asdict(check_task(task).defaults)
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -250,7 +250,7 @@ def _check_distinct(name: str, values: Sequence[object]) -> None:
 
 
 DEMO_STEPS, DEMO_RATE = 120, "100mbit"
-DEMO_METHODS = ("dense", "fp16", "powersgd", "memadam(topk(0.01, values=exponent4))")
+DEMO_METHODS = ("dense", "fp16", "powersgd", "memadam(topk(0.01, values=power4))")
 DEMO_BARE, DEMO_BARE_STEPS = (DEMO_METHODS[0], DEMO_METHODS[1], DEMO_METHODS[3]), 40
 """Trained for so many steps without a link too: where nothing is to be saved."""
 DEMO_EVALUATIONS = 12

@@ -33,7 +33,7 @@ def recommended(
     >>> for kind in (torch.optim.SGD, torch.optim.AdamW):
     ...     optimizer = kind([x], lr=0.1)
     ...     print(recommended(optimizer, StepSizes({"x": x}, optimizer), ["x"]).rule)
-    memsgd(topk(0.01, values=exponent4))
+    memsgd(topk(0.01, values=power4))
     plain(qsgd(15))
     """
     if optimizer is None or step_sizes is None:
@@ -46,7 +46,7 @@ def recommended(
         return Recommended(
             parse(QUANTISED),
             "the optimizer is adaptive: a memory in front of it would lose the training, and nothing without one sends "
-            "much less. auto(memadam(topk(0.01, values=exponent4))) with torch.optim.SGD at the same rate and decay "
+            "much less. auto(memadam(topk(0.01, values=power4))) with torch.optim.SGD at the same rate and decay "
             "brings its own Adam and sends 60 times fewer bytes than float32 (docs/adaptive.md)",
         )
     if type(optimizer) is not torch.optim.SGD:
@@ -60,4 +60,4 @@ def recommended(
             parse("memsgd(topk(0.01))"),
             "SGD with momentum: digits ended at dense training's accuracy with it (docs/choosing.md)",
         )
-    return Recommended(parse("memsgd(topk(0.01, values=exponent4))"), "SGD without momentum (docs/choosing.md)")
+    return Recommended(parse("memsgd(topk(0.01, values=power4))"), "SGD without momentum (docs/choosing.md)")

@@ -135,7 +135,7 @@ class Text(_Source):
     name: ClassVar[str] = "text"
     about: ClassVar[str] = "the source of Python's standard library, a byte-level transformer"
     defaults: ClassVar[Defaults] = Defaults(
-        steps=300, batch=8, lr=2e-3, optimizer="adam", method="memadam(topk(0.01, values=exponent4))"
+        steps=300, batch=8, lr=2e-3, optimizer="adam", method="memadam(topk(0.01, values=power4))"
     )
 
 
@@ -150,5 +150,5 @@ class WideText(_Source):
     name: ClassVar[str] = "text3m"
     about: ClassVar[str] = "the same, a transformer of 3.3 million parameters"
     defaults: ClassVar[Defaults] = Defaults(
-        steps=300, batch=2, lr=1e-3, optimizer="adam", method="memadam(topk(0.01, values=exponent4))"
+        steps=300, batch=2, lr=1e-3, optimizer="adam", method="memadam(topk(0.01, values=power4))"
     )
