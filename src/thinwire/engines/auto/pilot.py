@@ -27,9 +27,9 @@ NEAR, LOOKS = 1.1, 3
 """Two ways this near each other are looked at again, up to so many times."""
 TIE = 1.03
 """Within so much dense goes before 16 bits, and those before compressed: nothing is lost or late there."""
-BAND, FAR, MISSES = 1.2, 2.0, 2
+BAND, SHORT_BAND, FAR, MISSES = 1.2, 1.35, 2.0, 2
 """A step that takes so many times as long, or as little, in so many looks one after the other, or once that far: the
-wire or the computing is not what it was."""
+wire or the computing is not what it was. Short steps on cores that others use vary by a third."""
 WIDER, WIDEST = 1.1, 1.6
 """Where such a change was a false alarm, steps vary by more than was thought."""
 BETTER = 1.1
@@ -68,6 +68,8 @@ class Pilot:
         self._seconds: dict[Plan, list[float]] = {}
         self._queue: list[Plan] = []
         self._trying, self._misses, self._kept_since, self._listened = True, 0, 0, 0
+        self._cold: Plan | None = None
+        """What was looked at when a run began, while caches were cold: 31 ms a step where it then took 17."""
         self._reference, self._band = 0.0, BAND
         self._before: Plan = ()
         self._why = self._because = "the start"
@@ -125,7 +127,7 @@ class Pilot:
         self._buckets, self._forecast = buckets, Forecast(self._workers, buckets)
         self.plan = tuple(self.mode(facts.names) for facts in buckets)
         self._modes = {name: mode for facts, mode in zip(buckets, self.plan, strict=True) for name in facts.names}
-        self._seconds, self._queue, self._trying = {}, [], True
+        self._seconds, self._queue, self._trying, self._cold = {}, [], True, self.plan
         self._settle(FIRST - 1)
 
     def _settle(self, steps: int) -> None:
@@ -157,6 +159,8 @@ class Pilot:
     # ------------------------------------------------------------------------------------------------------ the search
 
     def _tried(self, seconds: float) -> Talk:
+        if self.plan == self._cold and self.plan in self._seconds:
+            self._cold, self._seconds[self.plan] = None, []
         self._seconds.setdefault(self.plan, []).append(seconds)
         if self._forecast.wire is None:
             yield from self._calibrate()
@@ -233,8 +237,11 @@ class Pilot:
         return f"on trial, forecast {1e3 * self._forecast(plan):.3g} ms a step; set off by {self._because}"
 
     def _doubtful(self) -> list[Plan]:
-        """The one of the two fastest that was looked at least, where they are near each other."""
+        """What was looked at cold, if it may be the fastest; else the one of the two fastest that was looked at least,
+        where they are near each other."""
         first, *others = sorted(self._seconds, key=self._mean)
+        if self._cold in others and self._mean(self._cold) <= FAR * self._mean(first):
+            return [self._cold]
         near = [first, *(plan for plan in others[:1] if self._mean(plan) <= NEAR * self._mean(first))]
         if len(near) < 2:
             return []
@@ -246,7 +253,8 @@ class Pilot:
         near = [plan for plan in self._seconds if self._mean(plan) <= TIE * fastest]
         plan = min(near, key=lambda plan: sum(ORDER.index(mode) for mode in plan) / len(plan))
         self._trying, self._misses, self._reference = False, 0, self._mean(plan)
-        self._band = min(self._band * WIDER, WIDEST) if plan == self._before else BAND
+        narrow = BAND if self._reference >= SHORT else SHORT_BAND
+        self._band = min(self._band * WIDER, WIDEST) if plan == self._before else narrow
         self._kept_since = self._listened = self.step
         self._take(plan, self._measured_why(plan))
 
