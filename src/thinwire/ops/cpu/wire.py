@@ -248,25 +248,16 @@ def mean_at_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor],
     array, lists = out.numpy(), [places.numpy() for places in positions]
     places = np.concatenate([*lists, np.empty(0, np.int64)])
     entries = np.concatenate([*(each.numpy() for each in values), np.empty(0, array.dtype)])
-    ahead = np.cumsum([0, *(each.size for each in lists)])[:-1]
-
-    if len(bounds(out.numel())) == 2:  # looking for where shares begin takes 10 microseconds
-        _mean(
-            array,
-            0,
-            array.size,
-            places,
-            entries,
-            ahead.copy(),
-            ahead + [each.size for each in lists],
-            array.dtype.type(count),
-        )
+    ends = np.cumsum([0, *(each.size for each in lists)])
+    ahead, n = ends[:-1], array.dtype.type(count)
+    if len(bounds(array.size)) == 2:  # one share: looking for where it begins takes 10 microseconds
+        _mean(array, 0, array.size, places, entries, ahead.copy(), ends[1:].copy(), n)
         return out
 
     def mean(_: int, begin: int, end: int) -> None:
         edges = np.array([np.searchsorted(each, (begin, end)) for each in lists], np.int64).reshape(-1, 2)
         edges += ahead[:, None]
-        _mean(array, begin, end, places, entries, edges[:, 0].copy(), edges[:, 1].copy(), array.dtype.type(count))
+        _mean(array, begin, end, places, entries, edges[:, 0].copy(), edges[:, 1].copy(), n)
 
     in_parallel(mean, out.numel())
     return out
