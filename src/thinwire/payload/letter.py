@@ -140,11 +140,11 @@ def read(messages: Sequence[Tensor] | Tensor, expected: Expected) -> Contents:
 def read_alike(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expected) -> Contents:
     """As `read`, of letters that have the fields of one's own: on a CPU all at once, if all are sound, else one by one,
     which says what is wrong. Four short ones take 0.1 ms so, and 0.3 one by one."""
-    length, on_gpu = own.message.numel(), messages[0].is_cuda
-    if on_gpu or not isinstance(messages, Tensor) and any(message.numel() != length for message in messages):
+    alike = isinstance(messages, Tensor) or len({message.numel() for message in messages}) == 1
+    if messages[0].is_cuda or not alike or messages[0].numel() != own.message.numel():
         return read(messages, expected)
     rows = messages if isinstance(messages, Tensor) else torch.stack([*messages])
-    if rows.shape[1] != length or not _heads_are_fine(rows.numpy(), expected):
+    if not _heads_are_fine(rows.numpy(), expected):
         return read(messages, expected)
     reader = LateReader(rows, own.message, own.fields, BODY, HEAD)
     payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
