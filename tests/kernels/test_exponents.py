@@ -84,3 +84,25 @@ def test_whatever_a_message_holds_gets_the_same_verdict(name: str, device: str, 
         with ops.backend(name):
             found = ops.exponent_values(*given, layout, torch.float32, deepest)
         same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["reference", "numba"])
+@pytest.mark.parametrize("numel", [60, 400_000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_codes_in_rows_are_decoded_as_each_by_itself(name: str, numel: int, threads: int) -> None:
+    """Of ranks that chose other numbers of each piece, one of them with exponents that are not those of its numbers."""
+    layout = Layout.of([("a", 0, (numel // 3,)), ("b", 1, (0,)), ("c", 2, (numel - numel // 3,))])
+    chosen = [torch.arange(start, numel, 4) for start in range(4)]
+    powers = [reference.nearest_powers(torch.randn(numel // 4), each, layout, 6) for each in chosen]
+    codes = [reference.exponent_codes(*each, layout, 6) for each in zip(powers, chosen, strict=True)]
+    exponent, packed = (torch.stack(each) for each in zip(*codes, strict=True))
+    packed[2] |= 0x11  # none of them is the largest
+    positions = torch.stack(chosen)
+    with on_threads(threads), ops.backend(name):
+        found = ops.exponent_values(exponent, packed, positions, layout, torch.float32, 6)
+        each = [
+            ops.exponent_values(*row, layout, torch.float32, 6) for row in zip(exponent, packed, positions, strict=True)
+        ]
+    for together, alone in zip(found, zip(*each, strict=True), strict=True):
+        assert torch.equal(together, torch.stack(alone))
+    assert found[2].tolist() == [True, True, False, True]

@@ -54,6 +54,29 @@ def test_every_back_end_decodes_what_the_reference_does(name: str, device: str, 
 
 
 @pytest.mark.parametrize(("name", "device"), BACKENDS)
+@pytest.mark.parametrize("cut", [1, 2])
+def test_codes_in_rows_are_decoded_as_each_by_itself(name: str, device: str, threads: int, cut: int) -> None:
+    """A sound one among one with a mark too few and one whose positions do not ascend; then all reach too far. The
+    whole code, which threads share, and the half of it: parts of longer rows, as messages are."""
+    low, bitmap = _code()
+    one_mark_less, shuffled = bitmap.clone(), low.flip(0)
+    one_mark_less[int(bitmap.nonzero()[0])] &= one_mark_less[int(bitmap.nonzero()[0])] - 1
+    length, count = (
+        LENGTH // cut // 64 * 64,
+        int(reference.unpack_bits(bitmap, LENGTH)[: LENGTH // cut // 64 * 64].sum()),
+    )
+    lows = torch.stack([low, low, shuffled])[:, : (WIDTH * count + 7) // 8].to(device)
+    maps = torch.stack([bitmap, one_mark_less, bitmap])[:, : length // 8].to(device)
+    for bound in (NUMEL, NUMEL // 4):
+        with ops.backend(name):
+            rows, marks, sound = ops.unpack_positions(lows, maps, WIDTH, length, count, bound)
+        assert [bool(each) for each in sound & (marks == count)] == [bound == NUMEL, False, False]
+        assert bool(((rows >= 0) & (rows < bound)).all())
+        expected = reference.unpack_positions(lows[0].cpu(), maps[0].cpu(), WIDTH, length, count, bound)[0]
+        assert bound < NUMEL or torch.equal(rows[0].cpu(), expected)
+
+
+@pytest.mark.parametrize(("name", "device"), BACKENDS)
 def test_positions_that_do_not_ascend_from_one_thread_to_the_next_are_found(
     name: str, device: str, threads: int
 ) -> None:

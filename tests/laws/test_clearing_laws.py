@@ -12,7 +12,7 @@ from tests.laws.gradients import LAYOUTS, vectors
 from tests.methods import METHODS
 from torch import Tensor
 
-from thinwire import Channel, Feedback, Layout
+from thinwire import Channel, Feedback, Layout, MemAdam, TopK
 from thinwire.errors import NonFiniteGradient
 from thinwire.outgoing import Given
 from thinwire.payload.letter import FINITE
@@ -100,3 +100,42 @@ def test_nobody_looks_at_a_gradient_that_shows_itself(rule: Feedback, monkeypatc
     monkeypatch.setattr("thinwire.channel.flagged", lambda *given: looked.append(given))
     step(own, layout, torch.ones(layout.numel), 0.1)
     assert not looked
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_memadam_looks_where_no_second_moment_is_known(value: float) -> None:
+    """A row that was zero in all steps before has no D, so nothing of it comes into the memory."""
+    layout = LAYOUTS[1]
+    shown, looking = (channel(MemAdam(TopK(0.3)), layout, looks=looks) for looks in (False, True))
+    zero_row = torch.ones(layout.numel)
+    zero_row[:3] = 0.0
+    spoilt = zero_row.clone()
+    spoilt[1] = value
+    for gradient in (zero_row, zero_row, spoilt, zero_row):
+        one, other = (step(own, layout, gradient, 0.1) for own in (shown, looking))
+        assert one[2] == other[2]
+        assert (one[2] != "None") == (gradient is spoilt and not math.isfinite(value))
+        for mine, its in zip(state(shown), state(looking), strict=True):
+            assert torch.equal(mine, its)
+
+
+HELD_IN_COMMON = {
+    type(rule): rule
+    for rule in METHODS
+    if "(topk(" in str(rule) and rule.name != "ef21w"  # which is made for three workers here
+    if any(not (slot.per_worker or slot.factored or slot.single) for slot in rule.slots)
+}
+
+
+@pytest.mark.parametrize("rule", HELD_IN_COMMON.values(), ids=str)
+def test_what_all_hold_in_common_is_looked_at_unless_it_was_handed_over(rule: Feedback) -> None:
+    layout = LAYOUTS[1]
+    own = channel(rule, layout, looks=False)
+    zeros, key = torch.zeros(layout.numel), {piece.name: 0.1 for piece in layout.pieces}
+    for gradient in (torch.ones(layout.numel), torch.ones(layout.numel)):
+        sent = own.send(layout, Given(gradient, step_sizes=key, moment=zeros + 1, previous=zeros))
+        own.receive(sent, [sent.message], gradient.clone())
+        common = {id(flat) for _, flat in own.server.vectors(layout)}
+        looked_at = {id(flat) for _, flat in own._underway._memories()}
+        assert rule.hands_over_common == common.isdisjoint(looked_at)
+        assert own.finish() is None
