@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 import thinwire
-from thinwire import Simulation
+from thinwire import Channel, Simulation, parse
 from thinwire.errors import AttachError, ConfigError, NonFiniteGradient, StateError
 from thinwire.exchange import Loopback, Sharded
 from thinwire.hub import TO_ALL, TO_OWNER, _digest
 from thinwire.ops import Key
+from thinwire.outgoing import Given
 from thinwire.owners import Owners
 from thinwire.payload.letter import Expected
 
@@ -202,3 +203,25 @@ def test_a_rule_s_text_does_not_tell_how_it_travels() -> None:
     simulation = Simulation(model(torch.float32), "memsgd(topk(0.1))", 4, exchange=OWNERS)
     assert str(simulation.channels[0].rule) == str(simulation.channels[0].rules["a"]) == "memsgd(topk(0.1))"
     assert thinwire.parse(str(simulation.channels[0].rule)) == simulation.channels[0].rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "shows"),
+    [("memsgd(topk(0.1))", True), ("memsgd(randk(0.1))", False), ("ef21bc(topk(0.1), topk(0.2))", True)],
+)
+def test_an_owner_s_memory_is_looked_at_unless_its_answer_shows_it(rule: str, shows: bool) -> None:
+    channels = [
+        Channel(parse(rule), {"a": torch.zeros(64)}, rank=rank, size=2, owners=Owners(2, least=8)) for rank in range(2)
+    ]
+    layout, given = channels[0].layout(["a"]), Given(torch.arange(64.0), step_sizes={"a": 0.1})
+    for step in range(3):
+        sent = [own.send(layout, given) for own in channels]
+        letters = [[each.shares.letters[rank].message for each in sent if each.shares] for rank in range(2)]
+        answers = [own.answer(sent[r], own.opened(sent[r], letters[r])) for r, own in enumerate(channels)]
+        for rank, own in enumerate(channels):
+            assert own.hub is not None
+            kept = {id(flat) for layout in own.hub.store._bound for _, flat in own.hub.store.vectors(layout)}
+            looked_at = {id(flat) for _, flat in own._underway._memories()}
+            assert kept.isdisjoint(looked_at) == (shows and (step > 0 or "ef21" not in rule))
+            own.receive_answers(sent[rank], answers[rank], [each.message for each in answers], torch.zeros(64))
+            assert own.finish() is None
