@@ -222,6 +222,7 @@ class Channel:
         """What the rules of all parts say, behind the flag.
 
         Where what they choose can show that all was finite, nobody looks at the gradients before: 10 M take 1.7 ms.
+        (Those of parameters that take no part are then not looked at either; they are not sent.)
         """
         if self._shows_all(parts, given, mute):
             payloads = self._payloads(layout, parts, given, now, mute)

@@ -163,7 +163,7 @@ class Underway:
         self.fault: Fault | None = None
         """What was not finite, as far as was judged."""
         self._memories_checked = False
-        self._cleared: set[tuple[int, Layout]] = set()
+        self._cleared: set[tuple[Store, Layout]] = set()
         """What is known to be finite of what has moved: which store's, and of whom."""
         self._look: Inspection | None = None
 
@@ -195,7 +195,7 @@ class Underway:
 
     def clear_in(self, store: Store, layout: Layout) -> None:
         """The same of a layout in one of the stores."""
-        self._cleared.add((id(store), layout))
+        self._cleared.add((store, layout))
 
     def take_back(self, parts: Sequence[Part]) -> None:
         """Put this worker's state of some parts back as it was before they were sent; they may be sent again."""
@@ -252,7 +252,7 @@ class Underway:
 
     def _memories(self) -> list[tuple[Layout, Tensor]]:
         """All that this rank remembers, or all ranks hold in common, of what moved in the step."""
-        moved = ((store, layout) for store, layout in self._moved if (id(store), layout) not in self._cleared)
+        moved = ((store, layout) for store, layout in self._moved if (store, layout) not in self._cleared)
         return [pair for store, layout in moved for pair in store.vectors(layout)]
 
     def _check(self, memories: Sequence[tuple[Layout, Tensor]], rank: int) -> None:

@@ -12,7 +12,7 @@ from tests.laws.gradients import LAYOUTS, vectors
 from tests.methods import METHODS
 from torch import Tensor
 
-from thinwire import Channel, Feedback, Layout, MemAdam, TopK
+from thinwire import EF21, EF21SGDM, Channel, Feedback, Layout, MemAdam, Simulation, TopK
 from thinwire.errors import NonFiniteGradient
 from thinwire.outgoing import Given
 from thinwire.payload.letter import FINITE
@@ -139,3 +139,17 @@ def test_what_all_hold_in_common_is_looked_at_unless_it_was_handed_over(rule: Fe
         looked_at = {id(flat) for _, flat in own._underway._memories()}
         assert rule.hands_over_common == common.isdisjoint(looked_at)
         assert own.finish() is None
+
+
+@pytest.mark.parametrize("kind", [EF21, EF21SGDM])
+@pytest.mark.parametrize("values", ["power4", "exponent4"])
+def test_a_follower_that_is_rounded_beyond_all_numbers_is_seen(kind: type[EF21 | EF21SGDM], values: str) -> None:
+    """1.38e38 is sent as 2^127, and 2e38 + 2^127 is infinite; the mean of two workers is not."""
+    simulation = Simulation({"x": torch.zeros(4)}, kind(TopK(count=2, values=values)), workers=2)
+    zeros = {"x": torch.zeros(4)}
+    simulation.exchange([{"x": torch.tensor([2e38, 0, 0, 0])}, zeros])
+    if kind is EF21SGDM:  # which follows its momentum
+        simulation.channels[0].worker.write("x", "momentum", torch.tensor([3.38e38, 3e38, 0, 0]))
+    with pytest.raises(NonFiniteGradient, match="overflows"):
+        simulation.exchange([{"x": torch.tensor([3.38e38, 3e38, 0, 0])}, zeros])
+    assert all(bool(own.worker.view("x", "local").isfinite().all()) for own in simulation.channels)

@@ -24,6 +24,7 @@ SECONDS = 3600
 """A run of tests that takes longer hangs, which a fault may well cause."""
 NEAREST = {
     "compressors/arctopk": ("unit/test_agreement.py", "paper/test_arctopk.py", "unit/test_sums.py"),
+    "compressors/base": ("laws/test_clearing_laws.py", "unit/test_compressors.py", "golden", "laws"),
     "compressors": ("laws/test_compressor_laws.py", "unit/test_compressors.py", "golden", "laws"),
     "feedback": ("unit/test_feedback.py", "unit/test_vgc.py", "golden", "paper/test_equivalences.py", "laws", "paper"),
     "feedback/memsgd": ("unit/test_agreement.py", "paper/test_memsgd.py", "golden", "laws"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import pytest
 import torch
 
 from thinwire import Compressor, Key, Layout, RandK, ScaledSign, TopK
 from thinwire.errors import WireError
-from thinwire.payload import Beside
+from thinwire.payload import Beside, Payload, Reader
 from thinwire.payload.letter import FINITE, Contents, Expected, Letter, read, read_alike, refuse, sign_, write
+from thinwire.payload.message import Chunk, fields, raw
 
 LAYOUT = Layout.of([("a", 3, (2, 3)), ("b", 5, (4,))])
 EXPECTED = Expected(7, "step 1", len(LAYOUT.pieces), ((LAYOUT, torch.float32),), Key())
@@ -100,3 +103,68 @@ def test_flags_and_lengths_are_seen_at_once_as_one_by_one(compressor: Compressor
     assert outcome(lambda: read_alike(shorter, own, EXPECTED)) == outcome(lambda: read(shorter, EXPECTED))
     all_shorter = torch.stack(messages)[:, :-4]
     assert outcome(lambda: read_alike(all_shorter, own, EXPECTED)) == outcome(lambda: read(all_shorter, EXPECTED))
+
+
+# What a class outside the package may do: write two fields that it reads one by one, read numbers as a field, and look
+# something up by a number that it has checked.
+
+
+@dataclass(frozen=True, eq=False)
+class Outside(Payload):
+    values: torch.Tensor
+    fixed: ClassVar[bool] = True
+
+    def add_to(self, out: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        return out.add_(self.values, alpha=alpha)
+
+
+class FieldsApart(Outside):
+    tag = 240
+
+    def pack(self) -> list[Chunk]:
+        return [fields("II", self.values.numel(), 3), raw(self.values)]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        (count,), _ = reader.fields("I"), reader.fields("I")
+        return cls(reader.numbers(count, dtype))
+
+
+class NumberAsField(Outside):
+    tag = 241
+
+    def pack(self) -> list[Chunk]:
+        return [raw(torch.tensor([2.0])), raw(self.values / 2)]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        (scale,) = reader.fields("f")
+        return cls(scale * reader.numbers(layout.numel, dtype))
+
+
+class LookedUp(Outside):
+    tag = 242
+    scales = (0.5, 1.0, 2.0)
+
+    def pack(self) -> list[Chunk]:
+        return [raw(torch.tensor([1 if float(self.values[0]) < 9 else 9], dtype=torch.int32)), raw(self.values)]
+
+    @classmethod
+    def unpack(cls, reader: Reader, layout: Layout, key: Key, dtype: torch.dtype) -> Self:
+        place = int(reader.numbers(1, torch.int32))
+        reader.require(0 <= place < 3, "no such scale: {}", place)
+        return cls(cls.scales[place] * reader.numbers(layout.numel, dtype))
+
+
+@pytest.mark.parametrize("kind", [FieldsApart, NumberAsField, LookedUp])
+@pytest.mark.parametrize("first", [0.0, 9.0])
+def test_a_format_that_cannot_be_read_at_once_is_read_one_by_one(kind: type[Outside], first: float) -> None:
+    made = []
+    for rank in range(RANKS):
+        values = torch.arange(float(LAYOUT.numel))
+        values[0] = first if rank == 1 else 0.0
+        made.append(write([kind(values)], EXPECTED.digest, torch.tensor(FINITE), rank))
+    messages = [letter.message for letter in made]
+    expected = outcome(lambda: read(messages, EXPECTED))
+    assert isinstance(expected, str) == (kind is LookedUp and first == 9.0)
+    assert outcome(lambda: read_alike(messages, made[0], EXPECTED)) == expected

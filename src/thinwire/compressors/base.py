@@ -15,7 +15,7 @@ from thinwire.named import Named
 from thinwire.ops import Key, scale_pieces_
 from thinwire.ops.blocks import of_filled, on_device
 from thinwire.ops.live import LiveRatios
-from thinwire.payload import Payload
+from thinwire.payload import Payload, Positioned
 
 
 class Draws(Enum):
@@ -63,7 +63,7 @@ class Compressor(Named, ABC):
         """A follower's step: c = C(target - local); local <- local + c."""
         payload = self.between(target, local, layout, key)
         payload.add_to(local)
-        return payload
+        return followed(payload, local)
 
     def between(self, target: Tensor, local: Tensor, layout: Layout, key: Key) -> Payload:
         """C(target - local); both are left as they are."""
@@ -106,6 +106,15 @@ class Compressor(Named, ABC):
     def omega(self, numel: int) -> float | None:
         """The claimed variance for a piece of `numel` numbers, or None for a biased compressor."""
         return None
+
+
+def followed(payload: Payload, local: Tensor) -> Payload:
+    """A payload that was added to a follower: it clears that as well if the numbers that moved are finite still, for a
+    finite difference may be rounded beyond them."""
+    if not payload.clears:
+        return payload
+    assert isinstance(payload, Positioned)
+    return payload.unless(not bool(local[payload.positions].isfinite().all()))
 
 
 def scaled_(error: Tensor, ratios: Sequence[float] | None, layout: Layout) -> Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.checks import is_whole
-from thinwire.compressors.base import Compressor, Draws, check
+from thinwire.compressors.base import Compressor, Draws, check, followed
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout, Piece
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
@@ -69,7 +69,7 @@ class ChunkTopK(Compressor):
             return super().follow_(local, target, layout, key)
         chunks = _chunks(layout, self.chunk)
         chosen = difference_topk_(local, target, chunks, self._counts(chunks, key))
-        return Sparse.rounded(*chosen, layout, value_format(self.values), largest=True)
+        return followed(Sparse.rounded(*chosen, layout, value_format(self.values), largest=True), local)
 
     def _counts(self, chunks: Layout, key: Key) -> Sequence[int]:
         return kept_of(chunks, at(self.ratio, key.step), None)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from thinwire.checks import is_whole
-from thinwire.compressors.base import Compressor, Draws, check
+from thinwire.compressors.base import Compressor, Draws, check, followed
 from thinwire.compressors.density import check_density, kept, kept_of
 from thinwire.layout import Layout
 from thinwire.ops import Key, difference_topk_, memory_topk_, topk
@@ -70,12 +70,8 @@ class TopK(Compressor):
         if self.values != "full":
             return super().follow_(local, target, layout, key)
         scope = self._scope(layout)
-        return Sparse.rounded(
-            *difference_topk_(local, target, scope, self._counts(scope, key)),
-            layout,
-            value_format(self.values),
-            largest=True,
-        )
+        chosen = difference_topk_(local, target, scope, self._counts(scope, key))
+        return followed(Sparse.rounded(*chosen, layout, value_format(self.values), largest=True), local)
 
     def _scope(self, layout: Layout) -> Layout:
         return layout if self.per == "parameter" else layout.whole()

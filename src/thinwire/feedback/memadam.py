@@ -122,7 +122,7 @@ class MemAdam(Feedback):
     @property
     def shows_all(self) -> bool:
         """What the compressor shows is the memory. Gradients whose squares have finite means are finite, and so is a
-        momentum of them: each is below 2e19, and moves no finite number beyond the largest."""
+        momentum of them: each is below 2e19 (in float32), and moves no finite number beyond the largest."""
         return self.compressor.shows_largest
 
     def _is_due(self, key: Key) -> bool:

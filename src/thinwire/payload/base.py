@@ -55,6 +55,8 @@ class Payload(ABC):
 
     def unless(self, doubtful: bool) -> Self:
         """The same, which clears nothing where there is a doubt about what else it was made of."""
+        if doubtful and self.clears:
+            raise TypeError(f"{type(self).__name__} clears what it was made of, and cannot take that back")
         return self
 
     @property

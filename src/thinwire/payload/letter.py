@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, final
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,13 +144,17 @@ def read_alike(messages: Sequence[Tensor] | Tensor, own: Letter, expected: Expec
     alike = isinstance(messages, Tensor) or len({message.numel() for message in messages}) == 1
     if messages[0].is_cuda or not alike or messages[0].numel() != own.message.numel():
         return read(messages, expected)
-    rows = messages if isinstance(messages, Tensor) else torch.stack([*messages])
-    if not _heads_are_fine(rows.numpy(), expected):
+    rows = messages.numpy() if isinstance(messages, Tensor) else np.stack([message.numpy() for message in messages])
+    if not _heads_are_fine(rows, expected):
         return read(messages, expected)
-    reader = LateReader(rows, own.message, own.fields, BODY, HEAD)
-    payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
-    reader.finish()
-    return Contents([FINITE] * len(rows), payloads) if bool(reader.sound().all()) else read(messages, expected)
+    reader = LateReader(torch.from_numpy(rows), own.message, own.fields, BODY, HEAD)
+    try:
+        payloads = [_late_payloads(reader, layout, expected.key, dtype) for layout, dtype in expected.parts]
+        reader.finish()
+        is_sound = bool(reader.sound().all())
+    except Exception:  # whatever a format of a user's raises over what was not checked yet: `read` checks it first
+        is_sound = False
+    return Contents([FINITE] * len(rows), payloads) if is_sound else read(messages, expected)
 
 
 def _heads_are_fine(rows: Any, expected: Expected) -> bool:

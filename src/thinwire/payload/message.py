@@ -223,7 +223,8 @@ class LateReader(_ByOwnFields):
         part = self.take(count * dtype.itemsize)
         if not count:  # torch does not view nothing as another type
             return part.to(dtype)
-        in_place = part.storage_offset() % dtype.itemsize == 0 == part.stride(0) % dtype.itemsize
+        starts = (part.storage_offset(), part.data_ptr(), part.stride(0))
+        in_place = not any(start % dtype.itemsize for start in starts)
         return (part if in_place else part.clone(memory_format=torch.contiguous_format)).view(dtype)
 
     def require(self, holds: bool | Tensor, problem: str, *details: object) -> None:

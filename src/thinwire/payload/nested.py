@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -91,6 +91,9 @@ class Beside(Payload):
     @property
     def clears(self) -> bool:
         return self.inner.clears
+
+    def unless(self, doubtful: bool) -> Beside:
+        return replace(self, inner=self.inner.unless(doubtful))
 
     @property
     def fixed(self) -> bool:

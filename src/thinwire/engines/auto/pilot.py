@@ -254,7 +254,7 @@ class Pilot:
         plan = min(near, key=lambda plan: sum(ORDER.index(mode) for mode in plan) / len(plan))
         self._trying, self._misses, self._reference = False, 0, self._mean(plan)
         narrow = BAND if self._reference >= SHORT else SHORT_BAND
-        self._band = min(self._band * WIDER, WIDEST) if plan == self._before else narrow
+        self._band = max(narrow, min(self._band * WIDER, WIDEST)) if plan == self._before else narrow
         self._kept_since = self._listened = self.step
         self._take(plan, self._measured_why(plan))
 
@@ -326,5 +326,5 @@ class Pilot:
     def _begin_anew(self, why: str, seconds: float) -> Talk:
         """Forget how long plans took, probe the wire, and try again what is plausible."""
         self._forecast.wire, self._seconds = None, {}
-        self._trying, self._because, self._before = True, why, self.plan
+        self._trying, self._because, self._before, self._cold = True, why, self.plan, None
         yield from self._tried(seconds)

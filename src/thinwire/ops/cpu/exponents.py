@@ -20,7 +20,7 @@ from thinwire.ops import reference
 from thinwire.ops.blocks import HIGHEST, LOWEST, NO_VALUE, floor_log2, piece_ends
 from thinwire.ops.cpu.bit_fields import GROUP, join, split
 from thinwire.ops.cpu.compiler import compiled
-from thinwire.ops.cpu.threads import alone, at_once, bounds, in_parallel
+from thinwire.ops.cpu.threads import alone, bounds, in_parallel
 
 BIAS, FRACTION = 1023, 52
 """Of a float64."""
@@ -160,8 +160,13 @@ def exponent_values(
     """See `reference.exponent_values`."""
     if dtype != torch.float32:
         return reference.exponent_values(exponent, packed, positions, layout, dtype, deepest)
-    if positions.dim() > 1:
+    if positions.dim() > 1 and alone(positions.numel()):
         return _values_of_rows(exponent, packed, positions, layout, deepest)
+    if positions.dim() > 1:
+        rows = zip(exponent, packed, positions, strict=True)
+        found = zip(*[exponent_values(*row, layout, dtype, deepest) for row in rows], strict=True)
+        out, declared, right = map(torch.stack, found)
+        return out, declared, right
     source, runs, tops = packed.contiguous().numpy(), _runs(positions, layout), exponent.contiguous().numpy()
     out = torch.empty(positions.numel())
     target, shares = out.numpy(), len(bounds(positions.numel())) - 1
@@ -185,21 +190,14 @@ def _verdicts(tops: Any, least: Any, most: Any, deepest: int) -> tuple[Any, Any]
 def _values_of_rows(
     exponent: Tensor, packed: Tensor, positions: Tensor, layout: Layout, deepest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of several codes, a thread for each."""
+    """Of several codes, one after the other on this thread."""
     sources, tops = packed.contiguous().numpy(), exponent.contiguous().numpy()
     out = torch.empty(positions.shape)
     targets, depths = out.numpy(), np.tile(np.array([DEPTH + 1, 0]), (*tops.shape, 1))
 
-    def decode(row: int) -> None:
+    for row in range(len(tops)):
         runs = _runs(positions[row], layout)
         _value(sources[row], runs, tops[row], deepest, targets[row], depths[row], 0, targets.shape[1])
-
-    rows = range(len(tops))
-    if alone(targets.size):
-        for row in rows:
-            decode(row)
-    else:
-        at_once(decode, len(tops))
     declared, right = _verdicts(tops, depths[..., 0], depths[..., 1], deepest)
     return out, torch.from_numpy(declared), torch.from_numpy(right)
 
