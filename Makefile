@@ -73,7 +73,7 @@ $(BIN)/python:
 
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing thinwire with what the demo needs (a few minutes the first time)"
-	$(PIP_INSTALL) -e '.[tasks,report]'
+	$(PIP_INSTALL) -e '.[tasks,report,fast]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
