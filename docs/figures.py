@@ -10,7 +10,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter, ScalarFormatter
 
 from thinwire.papers import read_sections
 from thinwire.report.page import NEUTRAL, Axis, Chart, Section
@@ -62,6 +62,10 @@ def _set(axes: Any, axis: Axis, name: str, title: str) -> None:
     getattr(axes, f"set_{name}label")(title)
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
+        low, high = getattr(axes, f"get_{name}lim")()
+        if high < 10 * low:  # within a decade matplotlib writes 4 x 10^0
+            for which in ("major", "minor"):
+                getattr(getattr(axes, f"{name}axis"), f"set_{which}_formatter")(ScalarFormatter())
     if axis.span:
         getattr(axes, f"set_{name}lim")(*axis.span)
     if axis.percent:
